@@ -1,0 +1,243 @@
+"""Do the digests agree? Own base, replicas on ranks, shards that add up, measured references.
+
+The comparing half of `decision`: pure, without torch. A tensor that cannot be compared because
+nobody declared its placement is a finding, never a silent omission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from verify.digests import Digest
+from verify.evidence import Execution, Plan
+from verify.placements import lookup
+from verify.verdicts import Finding
+
+NO_PLACEMENT = "no placement declared"
+
+
+def differences(
+    plan: Plan, claim: str, base: Mapping[int, Execution], counted: Sequence[Execution]
+) -> tuple[list[Finding], set[str]]:
+    """Findings for everything that differs, and the names of tensors that were compared."""
+    findings: list[Finding] = []
+    compared: set[str] = set()
+    free: list[Finding] = []
+    for e in sorted(counted, key=lambda e: e.arm == "free"):
+        first = base.get(e.rank)
+        if e.compare == "own" and first is not None and first.failure is None:
+            if e.arm != "free":
+                findings += _against(e, first.outputs, compared)
+            elif not plan.random:
+                # a difference in this arm alone means that randomness is consumed
+                reason = None if findings else "consumes-global-rng"
+                later = _against(e, first.outputs, compared, reason=reason)
+                free = [*free, *later]
+        elif e.compare == "exact" and e.expected is not None:
+            findings += _against(e, e.expected, compared, partial=True)
+        elif e.compare == "measured":
+            findings += _measured(e, compared)
+    findings += free
+    findings += _sums(plan, [e for e in counted if e.compare == "sum"], compared)
+    if claim == "rank":
+        findings += _replicas(plan, base, counted)
+    if claim in ("rank", "ep"):
+        findings += _unplaced(plan, base)
+    if claim == "batch" and counted and not compared:
+        findings.append(Finding("no-batch-dim", "no output has a declared batch dimension"))
+    return findings, compared
+
+
+def runs_that_differ(findings: Sequence[Finding]) -> int:
+    """The number of executions (not tensors, not ranks) in which something differed."""
+    return len({(f.process, f.variant, f.run) for f in findings if f.run is not None})
+
+
+def kind_of(plan: Plan, name: str) -> str | None:
+    """`replicated`, `sharded`, `local` or None, from the plan's declared placements."""
+    found = lookup(plan.placement, name)
+    if found is None and name.startswith("grad."):
+        found = lookup(plan.placement, name.removeprefix("grad."))
+        if found is not None and not found.startswith("sharded"):
+            found = None
+    return found.partition("(")[0] if found is not None else None
+
+
+def _against(
+    e: Execution,
+    expected: Mapping[str, str],
+    compared: set[str],
+    *,
+    reason: str | None = None,
+    partial: bool = False,
+) -> list[Finding]:
+    findings = []
+    skipped = set(e.not_compared)
+    missing = sorted(set(expected) - set(e.outputs) - skipped)
+    extra = [] if partial else sorted(set(e.outputs) - set(expected))
+    for name in missing + extra:
+        what = "is missing" if name in missing else "is there, but not in the base execution"
+        findings.append(_finding(e, "outputs-differ", f"output {name} {what}", name))
+    for name in sorted(set(expected) & set(e.outputs)):
+        compared.add(name)
+        if e.outputs[name] != expected[name]:
+            findings.append(_differs(e, name, expected[name], e.outputs[name], reason))
+    return findings
+
+
+def _differs(e: Execution, name: str, wanted: str, got: str, reason: str | None = None) -> Finding:
+    before, after = _header(wanted), _header(got)
+    if before != after:
+        return _finding(e, "outputs-differ", f"{name} is {after}, expected {before}", name)
+    detail = f"{name} has other bits than expected"
+    if reason == "consumes-global-rng":
+        detail = f"{name} has other bits when the global generators are left free"
+    return _finding(e, reason or "bits-differ", detail, name)
+
+
+def _header(text: str) -> str:
+    try:
+        digest = Digest.parse(text)
+    except ValueError:
+        return text
+    return f"{digest.dtype}{list(digest.shape)}"
+
+
+def _finding(e: Execution, reason: str, detail: str, name: str | None) -> Finding:
+    difference = e.differences.get(name) if name is not None else None
+    return Finding(
+        reason,
+        detail,
+        tensor=name,
+        rank=e.rank,
+        run=e.run,
+        process=e.process or None,
+        variant=e.variant,
+        difference=difference,
+    )
+
+
+def _sums(plan: Plan, executions: Sequence[Execution], compared: set[str]) -> list[Finding]:
+    """Shards of each subgroup add up to what the base says the whole should be."""
+    findings: list[Finding] = []
+    together: dict[tuple[str, int, int], list[Execution]] = {}
+    for e in executions:
+        together.setdefault((e.variant, e.run, e.process), []).append(e)
+    for members in together.values():
+        by_rank = {e.rank: e for e in members}
+        if len(by_rank) < plan.ranks:
+            continue  # a missing rank is a finding elsewhere; half a sum proves nothing
+        names = sorted({n for e in members for n in e.expected or {}})
+        for name in names:
+            replicated = kind_of(plan, name) == "replicated"
+            wanted = total([(e.expected or {}).get(name) for e in members], replicated=replicated)
+            for group in sorted({tuple(e.group) for e in members}):
+                parts = [by_rank[rank].outputs.get(name) for rank in group if rank in by_rank]
+                got = total(parts, replicated=replicated)
+                compared.add(name)
+                if got is None or got != wanted:
+                    e = next(
+                        (by_rank[r] for r in group if name in by_rank[r].differences),
+                        by_rank[group[0]],
+                    )
+                    if got is None:
+                        detail = f"{name} is missing on a rank, or its parts do not fit together"
+                        findings.append(_finding(e, "outputs-differ", detail, name))
+                    else:
+                        findings.append(_differs(e, name, wanted or "nothing", got))
+    return findings
+
+
+def total(texts: Sequence[str | None], *, replicated: bool) -> str | None:
+    """The digest of the whole: the common one of replicas, or the sum of parts.
+
+    None when a part is missing, replicas differ, or parts do not belong together.
+    """
+    known = [text for text in texts if text is not None]
+    if len(known) != len(texts) or not known:
+        return None
+    if replicated:
+        return known[0] if len(set(known)) == 1 else None
+    try:
+        added = Digest.parse(known[0])
+        for text in known[1:]:
+            added = added + Digest.parse(text)
+    except ValueError:
+        return None
+    return str(added)
+
+
+def _replicas(
+    plan: Plan, base: Mapping[int, Execution], counted: Sequence[Execution]
+) -> list[Finding]:
+    """Replicated tensors are equal on all ranks, in the base and in every execution."""
+    findings = []
+    together: dict[tuple[str, int], list[Execution]] = {("first", 0): list(base.values())}
+    for e in counted:
+        together.setdefault((e.variant, e.run), []).append(e)
+    for members in together.values():
+        for name in sorted({n for e in members for n in e.outputs}):
+            if kind_of(plan, name) != "replicated":
+                continue
+            values = {e.rank: e.outputs.get(name) for e in members}
+            distinct = list(values.values())
+            if len(set(distinct)) > 1:
+                common = max(set(distinct), key=distinct.count)
+                odd = sorted(rank for rank, value in values.items() if value != common)
+                e = next(e for e in members if e.rank == odd[0])
+                detail = f"replicated {name} differs on ranks {odd} of {plan.ranks}"
+                findings.append(_finding(e, "ranks-differ", detail, name))
+    return findings
+
+
+def _unplaced(plan: Plan, base: Mapping[int, Execution]) -> list[Finding]:
+    names = sorted({n for e in base.values() for n in e.outputs if kind_of(plan, n) is None})
+    if plan.ranks == 1 or not names:
+        return []
+    return [Finding("no-placement", f"placement of {', '.join(names)} is not declared")]
+
+
+def _measured(e: Execution, compared: set[str]) -> list[Finding]:
+    """The two parts of `reference`: error budget and rounding places."""
+    findings = []
+    for name, measured in e.measurements.items():
+        compared.add(name)
+        checks: tuple[tuple[str, str, str], ...] = (
+            ("nonfinite", "non-finite", "non-finite where the reference is finite"),
+            ("over_budget", "over-budget", "outside the error budget"),
+            ("forbidden", "wrong-rounding", "rounded away from every rounding border"),
+        )
+        for key, reason, text in checks:
+            count = measured.get(key, 0)
+            if count and not (key == "over_budget" and measured.get("nonfinite") == count):
+                findings.append(_measured_finding(e, name, reason, count, text, measured))
+    return findings
+
+
+def _measured_finding(
+    e: Execution, name: str, reason: str, count: int, text: str, measured: Mapping[str, Any]
+) -> Finding:
+    numel = max(int(measured.get("numel", 1)), 1)
+    detail = f"{name}: {count} of {numel} elements ({100 * count / numel:.3g} %) {text}"
+    key = {"non-finite": "nonfinite", "over-budget": "over_budget"}.get(reason, "forbidden")
+    first = measured.get(f"first_{key}")
+    lines = []
+    if first:
+        lines.append(
+            f"first at {first['index']}: {first['actual']}, reference {first['reference']}"
+        )
+    if reason == "over-budget":
+        worst_rows = ", ".join(
+            f"row {row['row']}: {row['ratio']}" for row in measured.get("worst_rows", ())
+        )
+        lines.append(f"worst error / budget: {measured.get('worst_ratio')} ({worst_rows})")
+    return Finding(
+        reason,
+        detail,
+        tensor=name,
+        rank=e.rank,
+        run=e.run,
+        variant=e.variant,
+        difference={"lines": lines, "suggests": [], **measured},
+    )

@@ -1,0 +1,186 @@
+"""Checks to call from one's own code and tests: in this process, with an AssertionError that says
+what differed and a result that names what could not be checked from here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verify.captures import flatten
+from verify.cases import Case, case_of
+from verify.comparison import compare
+from verify.conduct import conduct, report_setup_failure, set_up
+from verify.decision import decide
+from verify.errors import CaseError
+from verify.evidence import Plan, Record, Trouble
+from verify.execution import Stage
+from verify.explanation import suggest
+from verify.messages import failure_text
+from verify.plans import RunOptions, plan_of, with_options
+from verify.reasons import Verdict
+from verify.sessions import Session
+from verify.targets import Found, loaded_from
+from verify.verdicts import CaseVerdict
+
+IN_PROCESS = ("repeat", "memory", "threads", "history")
+
+
+def check(
+    case_or_function: Case | Callable[..., Any],
+    *,
+    claims: Sequence[str] | None = None,
+    runs: int | None = None,
+    ranks: int | None = None,
+    timeout: float = 300.0,
+) -> CaseVerdict:
+    """The verdict on every promised claim of a case, or on the default ones of a function.
+
+    A case that other processes can import (a module-level name in a file) is checked in worker
+    processes, all claims. One that they cannot is checked in this process, and the claims that
+    need others are UNVERIFIED(unsupported). Raises CaseError for a wrong declaration.
+    """
+    case = case_or_function
+    if not isinstance(case, Case):
+        case = case_of(case_or_function)
+    options = RunOptions(
+        ranks=ranks,
+        runs=5 if runs is None else runs,
+        claims=tuple(claims) if claims is not None else None,
+        timeout=timeout,
+    )
+    target = target_of(case)
+    found = with_options(Found(case, target or case.name), options)
+    wanted_ranks = ranks or case.ranks
+    if target is not None:
+        from verify.running import run_here
+
+        _, verdicts, _ = run_here([found], options, lambda text: None)
+        return verdicts[0]
+    if wanted_ranks > 1:
+        raise CaseError(
+            f"case {case.name!r} cannot be imported by other processes, so it cannot run on"
+            f" {wanted_ranks} ranks; define it at the top level of a file"
+        )
+    return check_here(found, plan_of(found, options, 1))
+
+
+def check_here(found: Found, plan: Plan) -> CaseVerdict:
+    """All claims that one process can check, in this process, and the verdict."""
+    records: list[Record] = []
+    stage = set_up(found, 0, 1, None, lambda failure: failure)
+    if isinstance(stage, Stage):
+        conduct(Session(stage, plan, records.append))
+    else:
+        report_setup_failure(records.append, plan, 0, stage)
+    for claim in ("process",):
+        if claim in plan.claims:
+            detail = "other processes cannot import it; define it at the top level of a file"
+            records.append(Trouble(plan.case, "unsupported", detail, claim))
+    return decide(plan, records)
+
+
+def assert_repeatable(
+    function: Callable[..., Any], *args: Any, runs: int = 5, **kwargs: Any
+) -> CaseVerdict:
+    """Asserts that `function(*args, **kwargs)` gives the same bits again and again.
+
+    Forward and, where inputs require gradients, backward; repeated, with filled memory, other
+    thread counts, and after other calls. Tensors and modules among the arguments are copied and
+    restored for every execution. Returns the verdict; its notes name what was not checked (other
+    processes, other inputs). Raises AssertionError on MISMATCH and on UNVERIFIED.
+    """
+    __tracebackhide__ = True
+    named = _name_arguments(function, args, kwargs)
+    module = function if isinstance(function, torch.nn.Module) else None
+
+    def setup() -> Mapping[str, Any]:
+        return {**named, **({"module": module} if module is not None else {})}
+
+    def execute(**values: Any) -> Any:
+        called = values.pop("module", None) if module is not None else None
+        positional = [values[name] for name in list(named)[: len(args)]]
+        keywords = {name: values[name] for name in kwargs}
+        return (called or function)(*positional, **keywords)
+
+    name = getattr(function, "__name__", type(function).__name__)
+    case = Case(name=name, execute=execute, setup=setup, claims=IN_PROCESS)
+    found = Found(case, name)
+    verdict = check_here(found, plan_of(found, RunOptions(runs=runs), 1))
+    verdict = replace(
+        verdict,
+        notes=[
+            *verdict.notes,
+            "not checked: process (a call is checked in its own process; use a case and `verify run`)",
+            "not checked: whether the result depends on its inputs (the arguments were given)",
+        ],
+    )
+    if verdict.verdict is not Verdict.VERIFIED:
+        raise AssertionError(failure_text(verdict))
+    return verdict
+
+
+def _name_arguments(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments by their parameters' names, positional ones first."""
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = [
+            p.name
+            for p in inspect.signature(target).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        parameters = []
+    named: dict[str, Any] = {}
+    for position, value in enumerate(args):
+        name = parameters[position] if position < len(parameters) else f"arg{position}"
+        named[name if name not in kwargs else f"arg{position}"] = value
+    return {**named, **kwargs}
+
+
+def assert_bitwise(actual: Any, expected: Any) -> None:
+    """Asserts that two tensors, or two nestings of tensors, have the same bits.
+
+    dtype, shape and every bit count: -0.0 is not 0.0, and NaN payloads must be equal. Raises
+    AssertionError with tensor, index, both values and both bit patterns; also when there is
+    nothing to compare.
+    """
+    __tracebackhide__ = True
+    ours, _ = flatten(actual)
+    theirs, _ = flatten(expected)
+    if not ours and not theirs:
+        raise AssertionError("verdict=UNVERIFIED reason=nothing-compared: no tensors were given")
+    lines: list[str] = []
+    for name in theirs.keys() - ours.keys():
+        lines.append(f"{name} is missing")
+    for name in ours.keys() - theirs.keys():
+        lines.append(f"{name} is not expected")
+    for name in [name for name in theirs if name in ours]:
+        comparison = compare(theirs[name], ours[name], name)
+        if not comparison.equal:
+            lines += comparison.describe()
+            lines += [f"suggests: {s}" for s in suggest(comparison, theirs[name], ours[name], None)]
+    if lines:
+        raise AssertionError("\n".join(["verdict=MISMATCH reason=bits-differ", *lines]))
+
+
+def target_of(case: Case) -> str | None:
+    """How another process finds this very case, or None when it cannot."""
+    function = inspect.unwrap(case.execute)
+    try:
+        path = inspect.getsourcefile(function)
+    except TypeError:
+        return None
+    if path is None or "<locals>" in getattr(function, "__qualname__", "<locals>"):
+        return None
+    module = loaded_from(Path(path))
+    if module is None or not any(value is case for value in vars(module).values()):
+        return None
+    return f"{path}::{case.name}"

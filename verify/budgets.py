@@ -1,0 +1,163 @@
+"""The `reference` claim: an error budget against float64, and rounding at the right places.
+
+Two parts, both needed, since each is blind to what the other sees. (1) |result - exact| stays inside
+a budget made of the arithmetic itself: rounding of terms, accumulation, output cast; per element,
+reported for the worst row, never pooled. (2) Against a float64 computation that rounds where the
+contract rounds, an element may differ only where the unrounded value lies so near a rounding border
+that the low-precision accumulation may fall on the other side. An early or missing rounding passes
+(1) and fails (2). There is no default tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verify.errors import CaseError
+
+UNIT = {torch.float64: 2.0**-53, torch.float32: 2.0**-24}
+WORST_ROWS = 3
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What an output should be, with the size of every permitted deviation.
+
+    All tensors are float64 and have the output's shape.
+    exact: the value without any rounding.
+    budget: >= 0, the largest |result - exact| that the arithmetic explains.
+    unrounded: the value just before the output cast when everything before is rounded where the
+        contract says; for a function without inner roundings this is `exact`.
+    margin: >= 0, how far the real arithmetic may be from `unrounded`.
+    plain: optional, the result of a plain low-precision run, for comparison of errors.
+    """
+
+    exact: Tensor
+    budget: Tensor
+    unrounded: Tensor
+    margin: Tensor
+    plain: Tensor | None = None
+
+
+def reduction(
+    exact: Tensor,
+    sum_of_magnitudes: Tensor,
+    length: int,
+    dtype: torch.dtype,
+    *,
+    accumulation: torch.dtype = torch.float32,
+    plain: Tensor | None = None,
+) -> Reference:
+    """The reference of a sum of `length` exact terms, accumulated in any order and cast to `dtype`.
+
+    Accumulation bound gamma_n = n u / (1 - n u) times the sum of |terms| (Higham, Accuracy and
+    Stability of Numerical Algorithms, 2nd ed., section 4.2), plus half an ulp of the output.
+    """
+    unit = UNIT[accumulation]
+    margin = length * unit / (1 - length * unit) * sum_of_magnitudes.double()
+    half_ulp = 0.5 * spacing(exact.double().abs() + margin, dtype)
+    return Reference(exact.double(), margin + half_ulp, exact.double(), margin, plain)
+
+
+def check(name: str, actual: Tensor, reference: Reference) -> dict[str, Any]:
+    """Measures `actual` against both parts. Raises CaseError when shapes do not fit.
+
+    Returns numbers only: worst ratio of error to budget with its index, the worst rows (entries of
+    dimension 0), counts of elements outside the budget, of elements that differ from the rounding
+    reference and of those that may not, non-finite elements, relative L2 errors.
+    """
+    for part in ("exact", "budget", "unrounded", "margin"):
+        shape = tuple(getattr(reference, part).shape)
+        if shape != tuple(actual.shape):
+            raise CaseError(
+                f"reference of {name!r}: {part} has shape {list(shape)}, the output has"
+                f" {list(actual.shape)}"
+            )
+    wide = actual.detach().double()
+    exact = reference.exact.double()
+    bad = ~torch.isfinite(wide) & torch.isfinite(exact)
+    error = (wide - exact).abs()
+    ratio = torch.where(error == 0, torch.zeros_like(error), error / reference.budget.double())
+    ratio = torch.where(bad, torch.full_like(ratio, math.inf), ratio)
+    rows = ratio.reshape(ratio.shape[0], -1) if ratio.dim() > 0 else ratio.reshape(1, 1)
+    by_row = rows.amax(dim=1) if rows.numel() else rows.new_zeros(0)
+    top = torch.topk(by_row, min(WORST_ROWS, len(by_row)))
+    low = round_to(reference.unrounded.double() - reference.margin.double(), actual.dtype)
+    high = round_to(reference.unrounded.double() + reference.margin.double(), actual.dtype)
+    middle = round_to(reference.unrounded.double(), actual.dtype)
+    differing = (wide != middle) & ~bad
+    forbidden = ((wide < low) | (wide > high)) & ~bad
+    measured: dict[str, Any] = {
+        "numel": actual.numel(),
+        "nonfinite": int(bad.sum()),
+        "over_budget": int((ratio > 1).sum()),
+        "worst_ratio": _finite(float(ratio.max()) if ratio.numel() else 0.0),
+        "worst_rows": [
+            {"row": int(i), "ratio": _finite(float(v))}
+            for v, i in zip(top.values, top.indices, strict=True)
+        ],
+        "rounded_elsewhere": int(differing.sum()),
+        "forbidden": int(forbidden.sum()),
+        "relative_l2": _relative(wide, exact),
+    }
+    if reference.plain is not None:
+        measured["plain_relative_l2"] = _relative(reference.plain.double(), exact)
+    for key, mask, against in (
+        ("first_nonfinite", bad, exact),
+        ("first_over_budget", ratio > 1, exact),
+        ("first_forbidden", forbidden, middle),
+    ):
+        where = mask.nonzero()
+        if len(where):
+            index = tuple(int(i) for i in where[0])
+            measured[key] = {
+                "index": list(index),
+                "actual": _text(wide[index]),
+                "reference": _text(against[index]),
+            }
+    return measured
+
+
+def round_to(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """float64 `value` rounded once, half to even, to `dtype`, as float64.
+
+    torch's own cast from float64 to a 16-bit type may round twice.
+    """
+    if dtype == torch.float64 or not dtype.is_floating_point:
+        return value
+    if dtype == torch.float32:
+        return value.float().double()
+    quantum = spacing(value.abs(), dtype)
+    rounded = torch.round(value / quantum) * quantum
+    limit = torch.finfo(dtype).max
+    too_large = rounded.abs() > limit
+    return torch.where(too_large, torch.sign(rounded) * math.inf, rounded)
+
+
+def spacing(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """The distance between neighbours of `dtype` at a magnitude (float64), subnormals included."""
+    if not dtype.is_floating_point:
+        return torch.zeros_like(magnitude)
+    info = torch.finfo(dtype)
+    least = int(math.log2(info.smallest_normal))
+    _, exponent = torch.frexp(magnitude)
+    exponent = torch.where(magnitude == 0, least, exponent - 1).clamp(min=least)
+    digits = round(-math.log2(info.eps))
+    return torch.ldexp(torch.ones_like(magnitude), exponent - digits)
+
+
+def _relative(value: Tensor, exact: Tensor) -> float | str:
+    norm = float(exact.norm())
+    return _finite(float((value - exact).norm()) / norm) if norm else 0.0
+
+
+def _finite(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _text(value: Tensor) -> float | str:
+    return _finite(float(value))

@@ -1,0 +1,6 @@
+"""The cases that ship with the package: the mixture-of-experts layer, and its exact twins."""
+
+from verify.builtin.exact import EXACT_CASES
+from verify.builtin.moe import CLAMPED, MOE
+
+CASES = (MOE, CLAMPED, *EXACT_CASES)

@@ -1,0 +1,168 @@
+"""Cases: a named, seeded recipe that `verify` executes again and again.
+
+A case says how inputs come about (`inputs`, `setup`), what is executed, and what is promised. It
+holds no state: every execution gets fresh copies of the same bits. Nobody inherits from it; the
+decorator `case` builds one from a plain function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from verify.errors import CaseError
+from verify.placements import Placement
+
+DEFAULT_CLAIMS = ("repeat", "process", "memory", "threads", "history")
+CLAIMS = (
+    "repeat",
+    "process",
+    "memory",
+    "threads",
+    "history",
+    "contention",
+    "batch",
+    "schedule",
+    "vary",
+    "ep",
+    "rank",
+    "reference",
+    "exact",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A recipe and its promises.
+
+    name: how it is called on the command line and in reports.
+    execute: takes the inputs by name (and `group`, if it names that parameter: the
+        torch.distributed group of this execution, None for one rank) and returns a tensor, or
+        mappings and sequences of tensors. Gradients of its differentiable outputs with regard to
+        every input and module parameter that requires them are taken with random upstream
+        gradients and become outputs called `grad.NAME`.
+    inputs: name -> spec (see `verify.normal`, `verify.integers`, ...), the same bits everywhere.
+    setup: returns a mapping of further arguments: tensors, torch.nn.Modules (their parameters and
+        buffers are restored before every execution) or anything else, passed on as it is. It runs
+        once per process, with the global generators seeded.
+    claims: what is promised; see CLAIMS. Promising what cannot be checked gives UNVERIFIED.
+    placement: tensor name or pattern -> verify.replicated, verify.sharded(dim) or verify.local.
+    batch: tensor name or pattern -> the dimension along which its entries are independent.
+    schedule: alternative keyword arguments of `execute` that must not change a bit.
+    vary: argument name -> alternative values that must not change a bit.
+    ep: degrees of parallelism that must give the same bits (those that divide the ranks are run).
+    mutates: inputs that `execute` may write to; what it leaves there becomes an output.
+    constants: outputs that do not depend on the inputs.
+    random: True when drawing from the global generators is intended.
+    gradients: False to take none.
+    reference: called with (inputs, upstream, view), returns name -> verify.Reference.
+    exact: called with (inputs, upstream, view), returns name -> tensor to equal bit for bit.
+    sources: files that this case covers, besides the one that holds it.
+    ranks: how many ranks it is made for, unless the command line says otherwise.
+    """
+
+    name: str
+    execute: Callable[..., Any]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    setup: Callable[[], Mapping[str, Any]] | None = None
+    claims: Sequence[str] = DEFAULT_CLAIMS
+    seed: int = 0
+    placement: Mapping[str, Placement] = field(default_factory=dict)
+    batch: Mapping[str, int] = field(default_factory=dict)
+    schedule: Sequence[Mapping[str, Any]] = ()
+    vary: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    ep: Sequence[int] = ()
+    mutates: Sequence[str] = ()
+    constants: Sequence[str] = ()
+    random: bool = False
+    gradients: bool = True
+    reference: Callable[..., Mapping[str, Any]] | None = None
+    exact: Callable[..., Mapping[str, Any]] | None = None
+    sources: Sequence[str] = ()
+    ranks: int = 1
+    description: str = ""
+
+    def __post_init__(self) -> None:
+        unknown = [claim for claim in self.claims if claim not in CLAIMS]
+        if unknown:
+            raise CaseError(
+                f"case {self.name!r} claims {', '.join(map(repr, unknown))}; "
+                f"allowed are {', '.join(CLAIMS)}"
+            )
+        if isinstance(self.claims, str) or len(set(self.claims)) != len(self.claims):
+            raise CaseError(f"case {self.name!r}: claims must be a tuple of distinct names")
+        for claim, given in (
+            ("schedule", self.schedule),
+            ("vary", self.vary),
+            ("ep", self.ep),
+            ("batch", self.batch),
+        ):
+            if claim in self.claims and not given:
+                raise CaseError(f"case {self.name!r} promises {claim!r} but gives no {claim}=...")
+        for name, value in self.placement.items():
+            if not isinstance(value, Placement):
+                raise CaseError(
+                    f"case {self.name!r}: placement of {name!r} is {value!r}; allowed are "
+                    "verify.replicated, verify.sharded(dim) and verify.local"
+                )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function itself, so that a decorated function can still be used."""
+        return self.execute(*args, **kwargs)
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Whether `function` can be given the keyword argument `name`."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+@overload
+def case(function: Callable[..., Any]) -> Case: ...
+@overload
+def case(**options: Any) -> Callable[[Callable[..., Any]], Case]: ...
+def case(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """Turns a function that returns tensors into a case: `@verify.case` or `@verify.case(...)`.
+
+    The options are the fields of `Case`. Arguments without a default need an entry in `inputs` or
+    in what `setup` returns.
+    """
+    if function is None:
+        return lambda wrapped: case_of(wrapped, **options)
+    if not callable(function):
+        raise CaseError(f"@verify.case decorates a function, not {function!r}")
+    return case_of(function, **options)
+
+
+def case_of(function: Callable[..., Any], **options: Any) -> Case:
+    """The case of a function; without options it makes the default promises."""
+    options.setdefault("name", getattr(function, "__name__", type(function).__name__))
+    doc = inspect.getdoc(function) or ""
+    options.setdefault("description", doc.splitlines()[0] if doc else "")
+    unknown = sorted(set(options) - set(Case.__dataclass_fields__))
+    if unknown:
+        raise CaseError(
+            f"@verify.case does not know {', '.join(unknown)}; "
+            f"allowed are {', '.join(sorted(set(Case.__dataclass_fields__) - {'execute'}))}"
+        )
+    built = Case(execute=function, **options)
+    if built.setup is None:
+        missing = [
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+            and name not in built.inputs
+            and name != "group"
+        ]
+        if missing:
+            raise CaseError(
+                f"case {built.name!r}: nothing gives the argument {missing[0]!r} of its function; "
+                f"add inputs={{{missing[0]!r}: verify.normal(...)}} or a setup"
+            )
+    return built

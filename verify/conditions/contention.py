@@ -1,0 +1,113 @@
+"""contention: other processes compete for cores and memory bandwidth while the case runs.
+
+The load reports its own progress through shared memory, so that overlap is measured, not assumed:
+an execution during which no load made progress does not count, and a claim without any such
+execution is UNVERIFIED(no-overlap).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from verify.evidence import Trouble
+from verify.sessions import Session, perform
+
+TRIES_PER_RUN = 8
+START_TIMEOUT = 20.0  # seconds
+
+LOAD = """
+import mmap, os, struct, sys
+path, slot, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with open(path, "r+b") as file:
+    shared = mmap.mmap(file.fileno(), 4096)
+source = bytearray(1 << 20)
+count = 0
+while os.getppid() == parent:
+    copied = bytes(source)
+    for _ in range(200):
+        count += 1
+    struct.pack_into("<Q", shared, 8 * slot, count)
+"""
+
+
+@dataclass
+class Load:
+    """Running load processes and the counters that they advance."""
+
+    processes: list[subprocess.Popen[bytes]]
+    shared: mmap.mmap
+
+    def counters(self) -> list[int]:
+        raw = bytes(self.shared[: 8 * len(self.processes)])
+        return [int.from_bytes(raw[i : i + 8], "little") for i in range(0, len(raw), 8)]
+
+
+def run(session: Session, runs: int) -> None:
+    """Executions under load until `runs` of them overlapped, or the tries are used up."""
+    processes = max(2, (os.cpu_count() or 1)) if session.stage.world == 1 else 1
+    with _load(processes) as load:
+        if load is None:
+            session.emit(
+                Trouble(
+                    session.plan.case,
+                    "unsupported",
+                    "could not start load processes",
+                    claim="contention",
+                    rank=session.stage.rank,
+                )
+            )
+            return
+        overlapped = 0
+        # the ranks execute together, so each makes the same number of tries
+        tries = runs if session.stage.world > 1 else TRIES_PER_RUN * runs
+        for index in range(tries):
+            before = load.counters()
+
+            def measured(before: list[int] = before) -> tuple[dict[str, int], bool]:
+                moved = [b - a for a, b in zip(before, load.counters(), strict=True)]
+                active = sum(step > 0 for step in moved)
+                return {"load_processes": active, "load_steps": sum(moved)}, active > 0
+
+            capture = perform(
+                session,
+                "contention",
+                f"load={processes}",
+                run=index,
+                requested={"load_processes": processes},
+                effective=measured,
+            )
+            overlapped += load.counters() != before and capture.failure is None
+            if session.stage.world == 1 and overlapped >= runs:
+                break
+
+
+@contextmanager
+def _load(count: int) -> Iterator[Load | None]:
+    """`count` processes that copy memory and count; stopped at the end, whatever happens."""
+    with tempfile.NamedTemporaryFile(prefix="verify-load-") as file:
+        file.truncate(4096)
+        shared = mmap.mmap(file.fileno(), 4096)
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for slot in range(count):
+                command = [sys.executable, "-S", "-c", LOAD, file.name, str(slot), str(os.getpid())]
+                with suppress(OSError):
+                    started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
+            load = Load(started, shared)
+            deadline = time.monotonic() + START_TIMEOUT
+            while not all(load.counters()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            yield load if started and any(load.counters()) else None
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+            shared.close()

@@ -1,0 +1,130 @@
+"""From a case and the options of a run to its plan: which claims, on how many ranks, how often."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from verify.cases import CLAIMS, Case
+from verify.errors import CaseError
+from verify.evidence import Plan
+from verify.targets import Found
+
+LEAST_RUNS = {"rank": 2, "memory": 3, "threads": 3, "contention": 3, "history": 2}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the command line or the caller asked for; None leaves it to the case.
+
+    ranks: processes that execute together. runs: executions of `repeat`, per rank. processes:
+    fresh processes of `process`. claims: only these. seed: of inputs. timeout: seconds without any
+    progress after which a run is given up. keep: a folder to keep logs and evidence files in.
+    """
+
+    ranks: int | None = None
+    runs: int = 5
+    processes: int = 3
+    claims: tuple[str, ...] | None = None
+    seed: int | None = None
+    timeout: float = 300.0
+    keep: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("ranks", 1), ("runs", 1), ("processes", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise CaseError(f"--{name} is {value}; it must be at least {least}")
+        if self.timeout <= 0:
+            raise CaseError(f"--timeout is {self.timeout}; it must be a positive number of seconds")
+        unknown = [claim for claim in self.claims or () if claim not in CLAIMS]
+        if unknown:
+            raise CaseError(f"no claim {unknown[0]!r}; allowed are {', '.join(CLAIMS)}")
+
+
+def with_options(found: Found, options: RunOptions) -> Found:
+    """The case with the options' seed, and with only the options' claims."""
+    case = found.case
+    if options.seed is not None:
+        case = replace(case, seed=options.seed)
+    if options.claims is not None:
+        chosen = tuple(c for c in CLAIMS if c in options.claims)
+        case = replace(case, claims=chosen)
+    return Found(case, found.target)
+
+
+def plan_of(found: Found, options: RunOptions, ranks: int) -> Plan:
+    """The plan of one case. On several ranks the claim `rank` is always added."""
+    case = found.case
+    claims = list(case.claims)
+    if ranks > 1 and "rank" not in claims and options.claims is None:
+        claims.append("rank")
+    runs = {claim: LEAST_RUNS.get(claim, 1) for claim in claims}
+    if "repeat" in runs:
+        runs["repeat"] = options.runs
+    if "process" in runs:
+        runs["process"] = options.processes
+    return Plan(
+        case=case.name,
+        target=found.target,
+        claims=claims,
+        ranks=ranks,
+        runs=runs,
+        seed=case.seed,
+        placement={name: str(value) for name, value in case.placement.items()},
+        batch=dict(case.batch),
+        constants=list(case.constants),
+        random=case.random,
+        description=case.description,
+        sources=[str(path) for path in sources_of(case)],
+        source_digest=source_digest(case),
+    )
+
+
+def sources_of(case: Case) -> list[str]:
+    """The file that holds the case's function, and those that the case names."""
+    own = []
+    try:
+        own = [inspect.getsourcefile(inspect.unwrap(case.execute)) or ""]
+    except TypeError:
+        pass
+    here = Path.cwd()
+    shown = []
+    for path in [*own, *case.sources]:
+        if path:
+            resolved = Path(path).resolve()
+            inside = resolved.is_relative_to(here)
+            shown.append(str(resolved.relative_to(here)) if inside else resolved.name)
+    return list(dict.fromkeys(shown))
+
+
+def source_digest(case: Case) -> str:
+    """sha256 over the content of the case's sources; an unreadable one counts by its name."""
+    total = hashlib.sha256()
+    try:
+        own: Sequence[str] = [inspect.getsourcefile(inspect.unwrap(case.execute)) or ""]
+    except TypeError:
+        own = []
+    for path in [*own, *case.sources]:
+        content = Path(path).read_bytes() if path and Path(path).is_file() else path.encode()
+        total.update(hashlib.sha256(content).digest())
+    return total.hexdigest()
+
+
+def reproduce(plan: Plan, claim: str | None = None, run: int | None = None) -> str:
+    """The command that makes the same evidence again."""
+    parts = ["verify", "run", shlex.quote(plan.target)]
+    if plan.ranks > 1:
+        parts += ["--ranks", str(plan.ranks)]
+    if claim is not None:
+        parts += ["--claims", claim]
+    runs = plan.runs.get("repeat", 5)
+    if claim in (None, "repeat") and runs != 5:
+        parts += ["--runs", str(runs)]
+    if plan.seed:
+        parts += ["--seed", str(plan.seed)]
+    return " ".join(parts)

@@ -1,0 +1,201 @@
+"""Starts the ranks of a run and watches them: nobody waits for a dead or stopped rank.
+
+A rank that exits without having reported everything, or whose heart stops beating, is dead; the
+others get a short grace to report what they saw and are then killed. gloo alone would wait for half
+an hour. What was reported before a death is kept; `decision` makes of it what it is worth.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from verify.evidence import Record
+from verify.workers import ABANDONED, WorkerSpec, read_evidence, write_spec
+
+STOPPED_AFTER = 12.0  # seconds without a heartbeat
+START_LIMIT = 60.0  # seconds until the first heartbeat
+GRACE = 12.0  # seconds that the others have after a death
+POLL = 0.05
+
+
+@dataclass
+class Watched:
+    """One worker process and what is known of it."""
+
+    spec: WorkerSpec
+    process: subprocess.Popen[bytes]
+    beat: str = ""
+    beat_at: float = field(default_factory=time.monotonic)
+    size: int = 0
+    death: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the workers left: all records, and how each that did not finish ended."""
+
+    records: list[Record]
+    deaths: dict[int, str]  # rank -> what happened
+    timed_out: bool = False
+    abandoned: bool = False
+
+
+def run_workers(
+    specs: Sequence[WorkerSpec], timeout: float, progress: Callable[[str], None]
+) -> Outcome:
+    """Starts one process per spec and returns when all have ended, one way or another."""
+    store = _store(len(specs)) if specs[0].world > 1 else None
+    if store is not None:
+        specs = [replace(spec, store_host="127.0.0.1", store_port=store.port) for spec in specs]  # type: ignore[attr-defined]
+    watched = [_start(spec) for spec in specs]
+    try:
+        timed_out = _watch(watched, timeout, progress)
+    finally:
+        for one in watched:
+            _kill(one)
+    return _outcome(watched, timed_out)
+
+
+def _store(world: int) -> object:
+    """A rendezvous store on a port of the system's choice; it lives in this process."""
+    import torch.distributed as dist
+
+    return dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+
+
+def _start(spec: WorkerSpec) -> Watched:
+    for suffix in (".jsonl", ".beat", ".log"):
+        spec.stem.with_suffix(suffix).unlink(missing_ok=True)
+    with open(spec.stem.with_suffix(".log"), "wb") as log:
+        process = subprocess.Popen(
+            worker_command(write_spec(spec)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=worker_environment(spec),
+            start_new_session=True,
+        )
+    return Watched(spec, process)
+
+
+def worker_command(spec: Path) -> list[str]:
+    """How a worker is started; -P, so that a file called verify.py here cannot shadow the package."""
+    return [sys.executable, "-P", "-m", "verify.workers", str(spec)]
+
+
+def worker_environment(spec: WorkerSpec) -> dict[str, str]:
+    """This process's environment with the worker's rank, so that a user's file sees it at import.
+
+    Every fresh process gets another PYTHONHASHSEED: the order of sets of strings must not matter.
+    """
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")}
+    paths = [
+        str(Path(__file__).resolve().parents[1]),
+        os.environ.get("PYTHONPATH", ""),
+        os.getcwd(),
+    ]
+    environment = {
+        **inherited,
+        "RANK": str(spec.rank),
+        "LOCAL_RANK": str(spec.rank),
+        "WORLD_SIZE": str(spec.world),
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+    if spec.process:
+        environment["PYTHONHASHSEED"] = str(spec.process)
+    return environment
+
+
+def _watch(watched: list[Watched], timeout: float, progress: Callable[[str], None]) -> bool:
+    """Waits for all; returns whether nothing moved for `timeout` seconds."""
+    moved = time.monotonic()
+    death_at: float | None = None
+    while any(one.process.poll() is None for one in watched):
+        now = time.monotonic()
+        for one in watched:
+            _look(one, now)
+        sizes = [one.spec.stem.with_suffix(".jsonl") for one in watched]
+        total = sum(path.stat().st_size for path in sizes if path.is_file())
+        if total != sum(one.size for one in watched):
+            watched[0].size += total - sum(one.size for one in watched)
+            moved = now
+            progress(_progress(watched))
+        if death_at is None and any(one.death for one in watched):
+            death_at = now
+        if death_at is not None and now - death_at > GRACE:
+            return False
+        if now - moved > timeout and death_at is None:
+            return True
+        time.sleep(POLL)
+    for one in watched:
+        _look(one, time.monotonic())
+    return False
+
+
+def _look(one: Watched, now: float) -> None:
+    """Updates what is known of one worker; notes its death."""
+    if one.death:
+        return
+    code = one.process.poll()
+    if code is not None:
+        _, done = read_evidence(one.spec.stem.with_suffix(".jsonl"))
+        if code != ABANDONED and (code != 0 or not done):
+            how = (
+                f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+            )
+            one.death = f"{how}{_log_tail(one.spec)}"
+        return
+    with suppress(OSError):
+        beat = one.spec.stem.with_suffix(".beat").read_text()
+        if beat and beat != one.beat:
+            one.beat, one.beat_at = beat, now
+    limit = STOPPED_AFTER if one.beat else START_LIMIT
+    if now - one.beat_at > limit:
+        one.death = f"stopped: no heartbeat for {limit:.0f} s"
+        _kill(one)
+
+
+def _kill(one: Watched) -> None:
+    if one.process.poll() is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(one.process.pid, signal.SIGKILL)
+    one.process.wait()
+
+
+def _outcome(watched: list[Watched], timed_out: bool) -> Outcome:
+    records: list[Record] = []
+    deaths: dict[int, str] = {}
+    for one in watched:
+        found, _ = read_evidence(one.spec.stem.with_suffix(".jsonl"))
+        records += found
+        if one.death:
+            deaths[one.spec.rank] = one.death
+    abandoned = any(one.process.returncode == ABANDONED for one in watched)
+    return Outcome(records, deaths, timed_out, abandoned)
+
+
+def _progress(watched: list[Watched]) -> str:
+    """What the first rank reported last."""
+    path = watched[0].spec.stem.with_suffix(".jsonl")
+    records, _ = read_evidence(path)
+    if not records:
+        return "starting"
+    last = records[-1]
+    claim, variant = getattr(last, "claim", ""), getattr(last, "variant", "")
+    return f"{last.case}: {claim} {variant}".rstrip()
+
+
+def _log_tail(spec: WorkerSpec, lines: int = 4) -> str:
+    with suppress(OSError):
+        text = spec.stem.with_suffix(".log").read_text(errors="replace").strip().splitlines()
+        if text:
+            return "; its last words: " + " | ".join(line.strip() for line in text[-lines:])
+    return ""

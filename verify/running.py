@@ -1,0 +1,181 @@
+"""`verify run`: plan, start the ranks, collect evidence, decide, and put the result together.
+
+Every case runs in worker processes, so that a crash of the user's code is evidence and not the end
+of the tool. Cases made for the same number of ranks share one start of the workers; the claim
+`process` gets fresh ones for every case.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from verify import results
+from verify.decision import decide
+from verify.environment import environment
+from verify.errors import CaseError
+from verify.evidence import Execution, Plan, Record, Trouble
+from verify.plans import RunOptions, plan_of, with_options
+from verify.ranks import Outcome, run_workers
+from verify.targets import Found, find
+from verify.verdicts import CaseVerdict
+from verify.workers import WorkerSpec
+
+__all__ = ["RunOptions", "run", "collect"]
+
+Progress = Callable[[str], None]
+
+
+def run(
+    targets: Sequence[str], options: RunOptions, *, progress: Progress = lambda text: None
+) -> dict[str, Any]:
+    """Runs the cases of the targets and returns the result document.
+
+    Raises CaseError for targets that cannot be found or planned. Under torchrun it joins the group
+    that is there; every rank then returns the same document.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    found = [with_options(one, options) for target in targets for one in find(target)]
+    if not found:
+        raise CaseError("no cases to run")
+    if joined_by_torchrun():
+        from verify.joining import run_joined
+
+        plans, verdicts, executions = run_joined(found, options, progress)
+    else:
+        plans, verdicts, executions = run_here(found, options, progress)
+    return results.build(
+        plans=plans,
+        verdicts=verdicts,
+        executions=executions,
+        environment=environment(),
+        options=_shown(options),
+        command=["verify", *sys.argv[1:]],
+        ranks=max(plan.ranks for plan in plans),
+        started=started,
+        seconds=time.perf_counter() - clock,
+    )
+
+
+def run_here(
+    found: Sequence[Found], options: RunOptions, progress: Progress
+) -> tuple[list[Plan], list[CaseVerdict], list[Execution]]:
+    """Starts the ranks as processes of this machine."""
+    plans = [plan_of(one, options, options.ranks or one.case.ranks) for one in found]
+    folder = Path(tempfile.mkdtemp(prefix="verify-"))
+    try:
+        records: list[Record] = []
+        for ranks in sorted({plan.ranks for plan in plans}):
+            chosen = [
+                (one, plan) for one, plan in zip(found, plans, strict=True) if plan.ranks == ranks
+            ]
+            place = folder / f"ranks{ranks}"
+            place.mkdir()
+            records += collect(chosen, ranks, options, place, progress)
+        if options.keep is not None:
+            shutil.copytree(folder, options.keep, dirs_exist_ok=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return judge(plans, records)
+
+
+def judge(
+    plans: Sequence[Plan], records: Sequence[Record]
+) -> tuple[list[Plan], list[CaseVerdict], list[Execution]]:
+    """The verdict of every case."""
+    verdicts = [decide(plan, records) for plan in plans]
+    return list(plans), verdicts, [r for r in records if isinstance(r, Execution)]
+
+
+def collect(
+    cases: Sequence[tuple[Found, Plan]],
+    ranks: int,
+    options: RunOptions,
+    folder: Path,
+    progress: Progress,
+) -> list[Record]:
+    """Runs the main workers, then fresh ones for every case that promises `process`."""
+    outcome = run_workers(_specs(cases, ranks, 0, options, folder), options.timeout, progress)
+    records = outcome.records + _troubles(cases, ranks, 0, outcome, options)
+    if outcome.deaths or outcome.timed_out:
+        return records
+    for position, (found, plan) in enumerate(cases):
+        if "process" not in plan.claims:
+            continue
+        for process in range(1, plan.runs["process"] + 1):
+            progress(f"{plan.case}: fresh process {process} of {plan.runs['process']}")
+            specs = _specs([(found, plan)], ranks, process, options, folder, position)
+            fresh = run_workers(specs, options.timeout, progress)
+            records += fresh.records + _troubles([(found, plan)], ranks, process, fresh, options)
+    return records
+
+
+def _specs(
+    cases: Sequence[tuple[Found, Plan]],
+    ranks: int,
+    process: int,
+    options: RunOptions,
+    folder: Path,
+    first_index: int = 0,
+) -> list[WorkerSpec]:
+    degrees = sorted({degree for found, _ in cases for degree in found.case.ep})
+    return [
+        WorkerSpec(
+            plans=[asdict(plan) for _, plan in cases],
+            rank=rank,
+            world=ranks,
+            process=process,
+            folder=str(folder),
+            threads=threads_per_rank(ranks),
+            timeout=options.timeout,
+            degrees=degrees,
+            first_index=first_index,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def threads_per_rank(ranks: int) -> int:
+    """Intra-op threads of each rank: the cores shared out, at least one; the same in every run."""
+    return max(1, (os.cpu_count() or 1) // ranks)
+
+
+def _troubles(
+    cases: Sequence[tuple[Found, Plan]],
+    ranks: int,
+    process: int,
+    outcome: Outcome,
+    options: RunOptions,
+) -> list[Record]:
+    """What deaths and time-outs mean for the claims."""
+    troubles: list[Record] = []
+    claim = "process" if process else None
+    for _, plan in cases:
+        for rank, death in sorted(outcome.deaths.items()):
+            reason = "missing-rank" if ranks > 1 else "crashed"
+            who = f"rank {rank}" if ranks > 1 else "the process"
+            troubles.append(Trouble(plan.case, reason, f"{who} {death}", claim, rank, process))
+        if outcome.timed_out:
+            detail = f"no execution ended for {options.timeout:.0f} s"
+            troubles.append(Trouble(plan.case, "timed-out", detail, claim, None, process))
+    return troubles
+
+
+def joined_by_torchrun() -> bool:
+    """Whether a launcher such as torchrun has already made the ranks."""
+    needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in needed) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def _shown(options: RunOptions) -> dict[str, Any]:
+    shown = asdict(options)
+    shown["keep"] = str(options.keep) if options.keep is not None else None
+    return shown

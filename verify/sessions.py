@@ -1,0 +1,272 @@
+"""The run of one case in one process: the base execution, and every later one settled against it.
+
+While an execution's tensors are alive they are compared with the base, digested, and on a
+difference explained then and there: a rare fault must not have to happen twice. What leaves this
+process are `Execution` records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from verify.comparison import compare
+from verify.explanation import suggest
+
+from verify.assembly import Part, differing_wholes
+from verify.captures import Layout, digest_at, facts_of, same_bits
+from verify.evidence import BASE, FIRST, Execution, Facts, Failure, Plan, Record
+from verify.execution import Capture, Given, Stage, execute, give
+
+Effect = tuple[Mapping[str, Any], bool]
+MAX_EXPLAINED = 4  # differing executions per claim that are explained in full
+
+
+@dataclass
+class Base:
+    """The first execution: kept tensors, their digests, and what it was given."""
+
+    given: Given
+    kept: dict[str, Tensor]
+    layouts: dict[str, Layout | None]
+    upstream: dict[str, Tensor]
+    digests: dict[str, str]
+    facts: dict[str, Facts]
+    failure: Failure | None
+
+
+@dataclass
+class Session:
+    """One case on one rank of one process. `agree` makes the ranks wait for each other and raises
+    when another rank failed alone; `groups` maps a degree to this rank's subgroup."""
+
+    stage: Stage
+    plan: Plan
+    emit: Callable[[Record], None]
+    process: int = 0
+    group: Any = None
+    groups: Mapping[int, Any] = field(default_factory=dict)
+    agree: Callable[[Failure | None], Failure | None] = lambda failure: failure
+    trusted: Mapping[str, str] | None = None  # base digests of another process, to compare with
+    load_trusted: Callable[[str], Tensor | None] = lambda name: None
+    base: Base | None = None
+    explained: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(range(self.stage.world))
+
+
+def first(session: Session) -> Base:
+    """The base execution. In a fresh process it is settled against the main process's digests."""
+    stage = session.stage
+    given = give(stage, stage.world, stage.rank)
+    capture = execute(stage, given, group=session.group)
+    started = time.perf_counter()
+    failure = session.agree(capture.failure)
+    digests = _digests(capture)
+    base = Base(
+        given,
+        {name: tensor.clone() for name, tensor in capture.outputs.items()},
+        capture.layouts,
+        capture.upstream,
+        digests,
+        {name: facts_of(tensor) for name, tensor in capture.outputs.items()},
+        failure,
+    )
+    session.base = base
+    differences = {}
+    if session.trusted is not None:
+        for name, text in digests.items():
+            kept = session.load_trusted(name) if session.trusted.get(name) != text else None
+            if kept is not None:
+                differences[name] = explain(kept, base.kept[name], name)
+    session.emit(
+        Execution(
+            case=session.plan.case,
+            claim=BASE if session.trusted is None else "process",
+            variant=FIRST if session.trusted is None else f"process {session.process}",
+            rank=stage.rank,
+            run=0,
+            process=session.process,
+            group=session.ranks,
+            inputs=given.digests(),
+            mutated=capture.mutated,
+            outputs=digests,
+            facts=base.facts,
+            differences=differences,
+            not_compared=dict.fromkeys(capture.ignored, "no tensor"),
+            generator=capture.after,
+            consumed=_consumed(capture),
+            failure=failure,
+            seconds=capture.seconds,
+            overhead=capture.overhead + time.perf_counter() - started,
+        )
+    )
+    return base
+
+
+def perform(
+    session: Session,
+    claim: str,
+    variant: str,
+    *,
+    run: int = 0,
+    arm: str = "restored",
+    kwargs: Mapping[str, Any] | None = None,
+    requested: Mapping[str, Any] | None = None,
+    effective: Effect | Callable[[], Effect] | None = None,
+) -> Capture:
+    """One more execution with the base's inputs, settled against this rank's own base.
+
+    effective: what was in effect and whether it was what was requested; a function is called right
+    after the execution.
+    """
+    base = session.base
+    assert base is not None
+    capture = execute(session.stage, base.given, group=session.group, arm=arm, kwargs=kwargs)
+    told: Effect = effective() if callable(effective) else effective or ({}, True)
+    in_effect, held = told
+    settle_own(
+        session,
+        capture,
+        claim=claim,
+        variant=variant,
+        run=run,
+        arm=arm,
+        requested=requested or {},
+        effective=in_effect,
+        in_effect=held,
+    )
+    return capture
+
+
+def settle_own(session: Session, capture: Capture, *, claim: str, **fields: Any) -> None:
+    """Compares with this rank's base while the tensors live, and emits the record."""
+    base = session.base
+    assert base is not None
+    started = time.perf_counter()
+    failure = session.agree(capture.failure)
+    outputs: dict[str, str] = {}
+    differing: list[str] = []
+    for name, tensor in capture.outputs.items():
+        kept = base.kept.get(name)
+        if kept is not None and capture.layouts[name] == base.layouts[name]:
+            if same_bits(tensor, kept):
+                outputs[name] = base.digests[name]  # the same bits have the same digest
+                continue
+            differing.append(name)
+        outputs[name] = str(digest_at(tensor, capture.layouts[name]))
+    differences = {}
+    if differing and session.explained.get(claim, 0) < MAX_EXPLAINED:
+        session.explained[claim] = session.explained.get(claim, 0) + 1
+        differences = {
+            name: explain(base.kept[name], capture.outputs[name], name) for name in differing
+        }
+    _emit(session, capture, claim, outputs, failure, started, differences=differences, **fields)
+
+
+def settle_sum(
+    session: Session,
+    capture: Capture,
+    *,
+    claim: str,
+    expected: Mapping[str, Part],
+    actual: Mapping[str, Part],
+    group: Any,
+    **fields: Any,
+) -> None:
+    """Records this rank's parts of what came out and of what the base says it should be.
+
+    The parts' digests add up over ranks; tensors are gathered only when the sums differ, to explain.
+    """
+    started = time.perf_counter()
+    failure = session.agree(capture.failure)
+    outputs = {name: part.digest() for name, part in actual.items()}
+    wanted = {name: part.digest() for name, part in expected.items()}
+    differences: dict[str, Any] = {}
+    if failure is None:
+        pairs = differing_wholes(session, expected, wanted, actual, outputs, group)
+        differences = {name: explain(*pair, name) for name, pair in pairs.items()}
+    _emit(
+        session,
+        capture,
+        claim,
+        {name: str(digest) for name, digest in outputs.items()},
+        failure,
+        started,
+        compare="sum",
+        expected={name: str(digest) for name, digest in wanted.items()},
+        group=dist.get_process_group_ranks(group) if group is not None else [session.stage.rank],
+        same_inputs=False,
+        differences=differences,
+        **fields,
+    )
+
+
+def record(session: Session, capture: Capture, *, claim: str, **fields: Any) -> None:
+    """Emits an execution whose outputs are judged by `measurements` or not at all."""
+    started = time.perf_counter()
+    failure = session.agree(capture.failure)
+    _emit(session, capture, claim, fields.pop("outputs", {}), failure, started, **fields)
+
+
+def explain(expected: Tensor, actual: Tensor, name: str) -> dict[str, Any]:
+    """The difference of two tensors: coordinates, bit patterns, counts, and what it suggests."""
+    comparison = compare(expected, actual, name)
+    return {
+        **comparison.to_json(),
+        "lines": list(comparison.describe()),
+        "suggests": list(suggest(comparison, expected, actual, None)),
+    }
+
+
+def _digests(capture: Capture) -> dict[str, str]:
+    return {
+        name: str(digest_at(tensor, capture.layouts[name]))
+        for name, tensor in capture.outputs.items()
+    }
+
+
+def _consumed(capture: Capture) -> list[str]:
+    return sorted(n for n, state in capture.after.items() if capture.before.get(n) != state)
+
+
+def _emit(
+    session: Session,
+    capture: Capture,
+    claim: str,
+    outputs: Mapping[str, str],
+    failure: Failure | None,
+    started: float,
+    **fields: Any,
+) -> None:
+    base = session.base
+    assert base is not None
+    fields.setdefault("inputs", base.given.digests() if fields.get("same_inputs", True) else {})
+    fields.setdefault("group", session.ranks)
+    session.emit(
+        Execution(
+            case=session.plan.case,
+            claim=claim,
+            rank=session.stage.rank,
+            process=session.process,
+            mutated=capture.mutated,
+            outputs=outputs,
+            generator=capture.after,
+            consumed=_consumed(capture),
+            failure=failure,
+            seconds=capture.seconds,
+            overhead=capture.overhead + time.perf_counter() - started,
+            **fields,
+        )
+    )
+
+
+def group_size(group: Any) -> int:
+    """Ranks in a torch.distributed group; None is one rank."""
+    return dist.get_world_size(group) if group is not None else 1

@@ -1,0 +1,286 @@
+"""One worker process: a rank of the main run, or of a fresh process. `python -m verify.workers SPEC`.
+
+It beats while it lives, appends every record to its own evidence file at once, and writes a last
+line when it is done: what was reported before a death is kept, and a death is seen for what it is.
+The heartbeat starts before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from verify.evidence import BASE, FIRST, Execution, Failure, Plan, Record, from_line, to_line
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from verify.targets import Found
+
+BEAT = 0.5  # seconds
+DONE = '{"kind": "done"}'
+ABANDONED = 13  # exit code after a failure that left ranks waiting for each other
+MAX_KEPT_BYTES = 2**30  # base outputs kept on disk for other processes to compare with
+PEER_GRACE = 10.0  # seconds that a rank which failed alone waits for its peers
+
+
+class Abandoned(BaseException):
+    """The ranks of this run are no longer in step; nothing more can be executed together."""
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Everything a worker needs to know, as JSON."""
+
+    plans: Sequence[dict[str, Any]]
+    rank: int
+    world: int
+    process: int
+    folder: str
+    threads: int
+    timeout: float
+    store_host: str = ""
+    store_port: int = 0
+    degrees: Sequence[int] = field(default_factory=tuple)
+    first_index: int = 0  # position of the first case in the main run, for its kept outputs
+
+    @property
+    def stem(self) -> Path:
+        return Path(self.folder) / f"process{self.process}-rank{self.rank}"
+
+
+class Agreement:
+    """Keeps ranks in step through a store, so that one failing rank does not leave others waiting."""
+
+    def __init__(self, store: Any, rank: int, world: int, name: str) -> None:
+        self.store, self.rank, self.world, self.name = store, rank, world, name
+        self.count = 0
+        self.abandoned = False
+
+    def __call__(self, failure: Failure | None) -> Failure | None:
+        """This rank's failure, or that of a peer; None when all ranks succeeded."""
+        if self.world == 1:
+            return failure
+        self.count += 1
+        key = f"{self.name}/{self.count}"
+        self.store.set(f"{key}/{self.rank}", "error" if failure else "ok")
+        deadline = time.monotonic() + PEER_GRACE
+        waiting = set(range(self.world)) - {self.rank}
+        failed: list[int] = []
+        while waiting:
+            for peer in sorted(waiting):
+                if self.store.check([f"{key}/{peer}"]):
+                    waiting.discard(peer)
+                    if self.store.get(f"{key}/{peer}") == b"error":
+                        failed.append(peer)
+            if self.store.check([f"{self.name}/abandoned"]):
+                self.abandoned = True
+                origin = int(self.store.get(f"{self.name}/abandoned"))
+                if failure is not None and origin != self.rank:
+                    return Failure(failure.type, failure.message, failure.traceback, True)
+                break
+            if failure is not None and time.monotonic() > deadline and waiting:
+                self.store.set(f"{self.name}/abandoned", str(self.rank))
+                self.abandoned = True
+                break
+            time.sleep(0.0005)
+        if failure is None and failed:
+            return Failure("PeerFailed", f"rank {failed[0]} failed", "", True)
+        return failure
+
+
+def start_heartbeat(path: Path) -> None:
+    """A thread that counts into a file; it stops when the process is stopped or dead."""
+
+    def beat() -> None:
+        count = 0
+        while True:
+            count += 1
+            path.write_text(str(count))
+            time.sleep(BEAT)
+
+    threading.Thread(target=beat, daemon=True, name="verify-heartbeat").start()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one worker from its spec file; 0 when everything was reported."""
+    spec = WorkerSpec(**json.loads(Path(arguments[0]).read_text()))
+    start_heartbeat(spec.stem.with_suffix(".beat"))
+    with open(spec.stem.with_suffix(".jsonl"), "a", buffering=1) as file:
+        try:
+            _work(spec, lambda record: _append(file, to_line(record)))
+        except Abandoned:
+            return ABANDONED
+        _append(file, DONE)
+    return 0
+
+
+def _append(file: Any, line: str) -> None:
+    file.write(line + "\n")
+    file.flush()
+
+
+def _work(spec: WorkerSpec, emit: Callable[[Record], None]) -> None:
+    import torch
+
+    from verify.targets import find
+
+    torch.set_num_threads(spec.threads)
+    plans = [Plan(**plan) for plan in spec.plans]
+    found = [next(one for one in find(plan.target) if one.case.name == plan.case) for plan in plans]
+    if spec.world == 1:
+        run_cases(spec, list(zip(found, plans, strict=True)), None, {}, None, emit)
+        return
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=max(spec.timeout, 60.0))
+    store = dist.TCPStore(spec.store_host, spec.store_port, None, False, timeout=limit)
+    dist.init_process_group(
+        "gloo", store=store, rank=spec.rank, world_size=spec.world, timeout=limit
+    )
+    groups = make_groups(spec.degrees, spec.rank, spec.world)
+    pairs = list(zip(found, plans, strict=True))
+    run_cases(spec, pairs, dist.group.WORLD, groups, store, emit)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def make_groups(degrees: Sequence[int], rank: int, world: int) -> dict[int, Any]:
+    """This rank's subgroup for every degree; a degree of one is no group at all."""
+    import torch.distributed as dist
+
+    groups: dict[int, Any] = {1: None}
+    for degree in sorted(set(degrees)):
+        if degree in (1, world) or world % degree:
+            continue
+        for start in range(0, world, degree):
+            group = dist.new_group(list(range(start, start + degree)))
+            if start <= rank < start + degree:
+                groups[degree] = group
+    return groups
+
+
+def run_cases(
+    spec: WorkerSpec,
+    cases: Sequence[tuple[Found, Plan]],
+    group: Any,
+    groups: dict[int, Any],
+    store: Any,
+    emit: Callable[[Record], None],
+) -> None:
+    """Every case in turn; base outputs are kept on disk for fresh processes to compare with."""
+    from verify.conduct import conduct, report_setup_failure, set_up
+    from verify.execution import Stage
+    from verify.sessions import Session, first
+
+    trusted = _trusted(spec) if spec.process else {}
+    for index, (found, plan) in enumerate(cases, start=spec.first_index):
+        agree = Agreement(store, spec.rank, spec.world, f"p{spec.process}/c{index}")
+
+        def emit_in_step(record: Record, agree: Agreement = agree) -> None:
+            emit(record)
+            if agree.abandoned:
+                raise Abandoned
+
+        stage = set_up(_with_plan(found, plan), spec.rank, spec.world, group, agree)
+        if not isinstance(stage, Stage):
+            report_setup_failure(emit_in_step, plan, spec.rank, stage, spec.process)
+            continue
+        session = Session(
+            stage,
+            plan,
+            emit_in_step,
+            spec.process,
+            group,
+            groups,
+            agree,
+        )
+        if spec.process:
+            session.trusted = trusted.get(plan.case, {})
+            kept = _kept_path(spec, index)
+            session.load_trusted = lambda name, kept=kept: _load(kept, name)  # type: ignore[misc]
+            first(session)
+            continue
+        conduct(session)
+        if "process" in plan.claims and session.base is not None:
+            _keep(_kept_path(spec, index), session.base.kept)
+
+
+def _with_plan(found: Found, plan: Plan) -> Found:
+    """The case as planned: its seed may come from the command line."""
+    from dataclasses import replace
+
+    return replace(found, case=replace(found.case, seed=plan.seed))
+
+
+def _kept_path(spec: WorkerSpec, index: int) -> Path:
+    return Path(spec.folder) / f"base-case{index}-rank{spec.rank}.pt"
+
+
+def _keep(path: Path, tensors: dict[str, Tensor]) -> None:
+    import torch
+
+    if sum(t.numel() * t.element_size() for t in tensors.values()) <= MAX_KEPT_BYTES:
+        partial = path.with_suffix(".partial")
+        torch.save(tensors, partial)
+        os.replace(partial, path)
+
+
+def _load(path: Path, name: str) -> Tensor | None:
+    import torch
+
+    if not path.is_file():
+        return None
+    tensors: dict[str, Tensor] = torch.load(path, weights_only=True)
+    return tensors.get(name)
+
+
+def _trusted(spec: WorkerSpec) -> dict[str, dict[str, str]]:
+    """The base digests that this rank reported in the main run, by case."""
+    path = Path(spec.folder) / f"process0-rank{spec.rank}.jsonl"
+    records, _ = read_evidence(path)
+    return {
+        record.case: dict(record.outputs)
+        for record in records
+        if isinstance(record, Execution) and record.claim == BASE and record.variant == FIRST
+    }
+
+
+def read_evidence(path: Path) -> tuple[list[Record], bool]:
+    """The records of one file, and whether its worker said that it was done.
+
+    A line cut by a death is dropped; everything before it counts.
+    """
+    records: list[Record] = []
+    done = False
+    if not path.is_file():
+        return records, done
+    for line in path.read_text().splitlines():
+        if line == DONE:
+            done = True
+            continue
+        try:
+            records.append(from_line(line))
+        except (ValueError, TypeError):
+            break
+    return records, done
+
+
+def write_spec(spec: WorkerSpec) -> Path:
+    """Stores a spec beside the evidence that its worker will write."""
+    path = spec.stem.with_suffix(".spec.json")
+    path.write_text(json.dumps(asdict(spec)))
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
