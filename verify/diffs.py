@@ -1,0 +1,149 @@
+"""`verify diff A B`: two results, two safetensors files or two folders of them, compared by bits.
+
+Results are compared by the digests of their outputs; tensors by their bits, names, dtypes and
+shapes. Differences of seed, inputs and environment are listed beside equal and unequal bits alike,
+since they decide what either means. It refuses to apply a tolerance, to compare digests of
+different schemes, and to call a comparison of nothing equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from verify.errors import InputFileError
+from verify.reasons import EXIT_CODES, Verdict
+from verify.rendering.escaping import lines, printable
+from verify.result_diffs import result_entries
+from verify.results import FILE_NAME, read
+from verify.tensor_files import TensorFile, opened
+
+SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One compared thing: a tensor, a digest, a verdict, or a name that only one side has."""
+
+    name: str
+    equal: bool
+    detail: str = ""
+    lines: tuple[str, ...] = ()
+    compared: bool = True  # False for what says nothing about bits, such as a note
+
+
+@dataclass(frozen=True)
+class Diff:
+    """All entries and what else should be known to read them."""
+
+    a: str
+    b: str
+    kind: str  # "results" | "tensors"
+    entries: tuple[Entry, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        if any(not entry.equal for entry in self.entries):
+            return Verdict.MISMATCH
+        compared = any(entry.compared for entry in self.entries)
+        return Verdict.VERIFIED if compared else Verdict.UNVERIFIED
+
+
+def diff(a: Path, b: Path) -> Diff:
+    """Compares two paths of the same kind. Raises InputFileError naming the one that is not."""
+    kinds = [_kind(path) for path in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise InputFileError(f"{a} is {kinds[0]}, but {b} is {kinds[1]}; give two of the same kind")
+    if kinds[0] == "a result":
+        compared, notes = result_entries(read(a), read(b))
+        entries = [Entry(**entry) for entry in compared]
+        return Diff(str(a), str(b), "results", tuple(entries), tuple(notes))
+    if kinds[0] == "a folder":
+        return Diff(str(a), str(b), "tensors", tuple(_folders(a, b)))
+    return Diff(str(a), str(b), "tensors", tuple(_files(a, b, "")))
+
+
+def exit_code(found: Diff) -> int:
+    """0 equal, 1 different, 3 nothing compared."""
+    return EXIT_CODES[found.verdict]
+
+
+def to_json(found: Diff) -> dict[str, Any]:
+    """The comparison as a JSON-ready record."""
+    return {
+        "verdict": found.verdict.value,
+        "exit_code": exit_code(found),
+        **asdict(found),
+    }
+
+
+def text(found: Diff) -> str:
+    """One line per entry, details below it, notes, and the verdict as the last line."""
+    shown: list[str] = []
+    for entry in found.entries:
+        state = "same" if entry.equal else "differs"
+        detail = f": {printable(entry.detail)}" if entry.detail else ""
+        shown.append(f"{state:<8}{printable(entry.name)}{detail}")
+        shown += [f"        | {line}" for text in entry.lines for line in lines(text)]
+    shown += [f"note: {printable(note)}" for note in found.notes]
+    different = sum(not entry.equal for entry in found.entries)
+    compared = sum(entry.compared for entry in found.entries)
+    what = "digests" if found.kind == "results" else "tensors"
+    total = f"verdict={found.verdict} {compared} {what} compared, {different} differences"
+    if found.verdict is Verdict.UNVERIFIED:
+        total += "; nothing was compared"
+    return "\n".join([*shown, total])
+
+
+def _kind(path: Path) -> str:
+    if path.is_dir():
+        return "a result" if (path / FILE_NAME).is_file() else "a folder"
+    if not path.exists():
+        raise InputFileError(f"{path}: no such file or folder")
+    return "a result" if path.suffix == ".json" else "a safetensors file"
+
+
+def _folders(a: Path, b: Path) -> Iterator[Entry]:
+    """The files of two folders, matched by their path below it."""
+    found = [
+        {str(path.relative_to(top)): path for path in sorted(top.rglob(f"*{SUFFIX}"))}
+        for top in (a, b)
+    ]
+    for name in sorted(found[0].keys() | found[1].keys()):
+        if name in found[0] and name in found[1]:
+            yield from _files(found[0][name], found[1][name], f"{name}: ")
+        else:
+            side = a if name in found[0] else b
+            yield Entry(name, equal=False, detail=f"only in {side}", compared=False)
+
+
+def _files(a: Path, b: Path, prefix: str) -> Iterator[Entry]:
+    """The tensors of two files."""
+    with opened(a) as left, opened(b) as right:
+        for name in sorted({*left.names, *right.names}):
+            if name in left.names and name in right.names:
+                yield _tensors(left, right, name, prefix)
+            else:
+                side = a if name in left.names else b
+                yield Entry(
+                    f"{prefix}{name}", equal=False, detail=f"only in {side}", compared=False
+                )
+
+
+def _tensors(left: TensorFile, right: TensorFile, name: str, prefix: str) -> Entry:
+    from verify.comparison import compare
+    from verify.explanation import suggest
+
+    a, b = left.tensor(name), right.tensor(name)
+    comparison = compare(a, b, name)
+    described = [line.removeprefix(f"{name}: ") for line in comparison.describe()]
+    if comparison.equal:
+        compared = comparison.numel > 0
+        return Entry(f"{prefix}{name}", equal=True, detail=described[0], compared=compared)
+    hints = [f"suggests: {hint}" for hint in suggest(comparison, a, b, None)]
+    return Entry(
+        f"{prefix}{name}", equal=False, detail=described[0], lines=(*described[1:], *hints)
+    )

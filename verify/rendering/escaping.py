@@ -1,0 +1,49 @@
+"""Makes text that users control harmless: in a terminal, a CI log, a markdown page and XML.
+
+Names of cases and tensors, messages of exceptions and paths come from the code under test. Printed
+as they are they could move a cursor, end a table, start a GitHub command or break an XML reader.
+It refuses to drop anything silently: what cannot be shown is shown as a backslash escape.
+"""
+
+from __future__ import annotations
+
+import html
+
+_COMMAND = "##["  # a GitHub runner takes this for a command anywhere in a line
+
+
+def printable(text: object) -> str:
+    """One line without control characters or lone surrogates; a newline becomes backslash n."""
+    shown = "".join(_escaped(character) for character in str(text))
+    return shown.replace(_COMMAND, "##\\x5b")
+
+
+def lines(text: object) -> list[str]:
+    """The lines of a longer text, each one printable."""
+    return [printable(line.expandtabs(4)) for line in str(text).splitlines()] or [""]
+
+
+def code(text: object) -> str:
+    """An inline code element of markdown, in a table too; no mentions, no links, no markup."""
+    return f"<code>{prose(text)}</code>"
+
+
+def prose(text: object) -> str:
+    """Text inside a markdown paragraph or cell: every character that could mean something is an
+    entity, so that it is shown and does nothing."""
+    return "".join(
+        character if character.isalnum() or character in " .,;=()/%+" else f"&#{ord(character)};"
+        for character in printable(text)
+    )
+
+
+def block(content: list[str]) -> str:
+    """A preformatted HTML block, which markdown does not look into."""
+    inner = "\n".join(html.escape(printable(line)) for line in content)
+    return f"<pre>\n{inner}\n</pre>"
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,101 @@
+"""The report for a pull request or a job summary: totals first, then what is wrong, then the rest.
+
+GitHub drops a summary above 1 MiB without a word, so this one stays below 200 kB and says what it
+left out. Names are written so that they can neither end a table nor mention anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from verify.rendering import phrases
+from verify.rendering.escaping import block, code, printable, prose
+
+LIMIT = 200_000
+SHOWN_MISMATCHES = 50
+_RESERVE = 500  # for the sentence that says what is missing
+_ORDER = ("MISMATCH", "UNVERIFIED", "VERIFIED")
+Json = Mapping[str, Any]
+
+
+def render(result: Json) -> str:
+    """The page, at most LIMIT bytes of UTF-8, ending in a newline."""
+    page = f"### {prose(phrases.totals(result))}\n\n"
+    size = len(page.encode())
+    left_out = 0
+    for part in _parts(result):
+        length = len(part.encode())
+        if left_out or size + length > LIMIT - _RESERVE:
+            left_out += 1
+            continue
+        page += part
+        size += length
+    if left_out:
+        page += (
+            f"\n\n{phrases.number(left_out, 'part')} of this report left out to stay below "
+            f"{LIMIT // 1000} kB; the result document (result.json) holds everything.\n"
+        )
+    return page
+
+
+def _parts(result: Json) -> Iterator[str]:
+    """Pieces in order of importance; each one can be left out with all that follow it."""
+    pairs = [(case, claim) for case in result["cases"] for claim in case["claims"]]
+    bad = [pair for verdict in _ORDER[:2] for pair in pairs if pair[1]["verdict"] == verdict]
+    for case, claim in bad[:SHOWN_MISMATCHES]:
+        yield _finding(case, claim)
+    if len(bad) > SHOWN_MISMATCHES:
+        more = phrases.number(len(bad) - SHOWN_MISMATCHES, "claim")
+        yield f"{more} more not verified; see the table and the result document.\n\n"
+    if pairs:
+        yield "| case | claim | verdict | evidence | ranks |\n|---|---|---|---|---|\n"
+    for verdict in _ORDER:
+        for case, claim in pairs:
+            if claim["verdict"] == verdict:
+                yield _row(case, claim)
+    yield "\n"
+    for case in result["cases"]:
+        if not case["claims"]:
+            yield f"- {code(case['case'])}: verdict={case['verdict']}, no claim was checked\n"
+        for note in case["notes"]:
+            yield f"- {code(case['case'])}: {code(note)}\n"
+    yield _provenance(result)
+
+
+def _row(case: Json, claim: Json) -> str:
+    cells = (
+        code(case["case"]),
+        code(claim["claim"]),
+        prose(phrases.state(claim)),
+        prose(phrases.evidence(claim)),
+        prose(phrases.ranks(claim, case["ranks"])),
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _finding(case: Json, claim: Json) -> str:
+    first = claim["findings"][0] if claim["findings"] else None
+    content = phrases.card(first) if first else []
+    if len(claim["findings"]) > 1:
+        content.append(f"and {phrases.number(len(claim['findings']) - 1, 'finding')} more")
+    if claim["reproduce"]:
+        content.append(f"reproduce: {printable(claim['reproduce'])}")
+    name, verdict = printable(claim["claim"]), claim["verdict"]
+    headline = phrases.headline(case, name, first, verdict)
+    return f"**{code(headline)}**\n\n{block(content)}\n\n"
+
+
+def _provenance(result: Json) -> str:
+    tool, environment = result["tool"], result["environment"]
+    shown = [f"{tool['name']} {tool['version']}", f"digests {tool['digest_scheme']}"]
+    for name in ("torch", "python", "cpu_model", "cpu_capability"):
+        if environment.get(name):
+            shown.append(f"{name} {environment[name]}")
+    source = environment.get("source") or {}
+    if source.get("commit"):
+        dirty = ", with uncommitted changes" if source.get("dirty") else ""
+        shown.append(f"commit {source['commit'][:12]}{dirty}")
+    controls = result["controls"]
+    shown.append(f"controls {controls['status']}")
+    return f"\n<sub>{prose('; '.join(shown))}</sub>\n"
