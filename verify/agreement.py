@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verify.digests import Digest
-from verify.evidence import Execution, Plan
+from verify.evidence import FIRST, Execution, Plan
 from verify.placements import lookup
 from verify.verdicts import Finding
 
@@ -29,9 +29,12 @@ def differences(
         if e.compare == "own" and first is not None and first.failure is None:
             if e.arm != "free":
                 findings += _against(e, first.outputs, compared)
+                findings += _generators(e, first)
             elif not plan.random:
-                # a difference in this arm alone means that randomness is consumed
-                reason = None if findings else "consumes-global-rng"
+                # a difference in this arm alone means that randomness is consumed, unless it is
+                # rare and no generator was drawn from
+                drawn = bool(e.consumed) or _always(e, first, counted)
+                reason = None if findings or not drawn else "consumes-global-rng"
                 later = _against(e, first.outputs, compared, reason=reason)
                 free = [*free, *later]
         elif e.compare == "exact" and e.expected is not None:
@@ -49,9 +52,31 @@ def differences(
     return findings, compared
 
 
+def _generators(e: Execution, first: Execution) -> list[Finding]:
+    """The state in which the global generators are left is an output, too."""
+    known = sorted(set(e.generator) & set(first.generator)) if e.same_inputs else []
+    return [
+        _finding(
+            e,
+            "bits-differ",
+            f"the global generator {name} is left in another state than by the base execution",
+            f"generator.{name}",
+        )
+        for name in known
+        if e.generator[name] != first.generator[name]
+    ]
+
+
+def _always(e: Execution, first: Execution, counted: Sequence[Execution]) -> bool:
+    """Whether every execution of this rank in the arm of `e` differs from the base."""
+    arm = [o for o in counted if (o.rank, o.arm, o.compare) == (e.rank, e.arm, e.compare)]
+    return len(arm) > 1 and all(dict(o.outputs) != dict(first.outputs) for o in arm)
+
+
 def runs_that_differ(findings: Sequence[Finding]) -> int:
     """The number of executions (not tensors, not ranks) in which something differed."""
-    return len({(f.process, f.variant, f.run) for f in findings if f.run is not None})
+    later = [f for f in findings if f.run is not None and f.variant != FIRST]
+    return len({(f.process, f.variant, f.run) for f in later})
 
 
 def kind_of(plan: Plan, name: str) -> str | None:
@@ -127,7 +152,11 @@ def _sums(plan: Plan, executions: Sequence[Execution], compared: set[str]) -> li
     for members in together.values():
         by_rank = {e.rank: e for e in members}
         if len(by_rank) < plan.ranks:
-            continue  # a missing rank is a finding elsewhere; half a sum proves nothing
+            # half a sum proves nothing
+            absent = sorted(set(range(plan.ranks)) - set(by_rank))
+            detail = f"no evidence of ranks {absent} for run {members[0].run}"
+            findings.append(Finding("missing-rank", detail, variant=members[0].variant))
+            continue
         names = sorted({n for e in members for n in e.expected or {}})
         for name in names:
             replicated = kind_of(plan, name) == "replicated"

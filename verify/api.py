@@ -12,14 +12,15 @@ from typing import Any
 
 import torch
 
+from verify import randomness
 from verify.captures import flatten
 from verify.cases import Case, case_of
 from verify.comparison import compare
 from verify.conduct import conduct, report_setup_failure, set_up
 from verify.decision import decide
 from verify.errors import CaseError
-from verify.evidence import Plan, Record, Trouble
-from verify.execution import Stage
+from verify.evidence import Failure, Plan, Record, Trouble
+from verify.execution import Stage, restore_modules
 from verify.explanation import suggest
 from verify.messages import failure_text
 from verify.plans import RunOptions, plan_of, with_options
@@ -73,11 +74,18 @@ def check(
 def check_here(found: Found, plan: Plan) -> CaseVerdict:
     """All claims that one process can check, in this process, and the verdict."""
     records: list[Record] = []
-    stage = set_up(found, 0, 1, None, lambda failure: failure)
-    if isinstance(stage, Stage):
-        conduct(Session(stage, plan, records.append))
-    else:
-        report_setup_failure(records.append, plan, 0, stage)
+    generators = randomness.snapshot()
+    stage: Stage | Failure | None = None
+    try:
+        stage = set_up(found, 0, 1, None, lambda failure: failure)
+        if isinstance(stage, Stage):
+            conduct(Session(stage, plan, records.append))
+        else:
+            report_setup_failure(records.append, plan, 0, stage)
+    finally:
+        randomness.restore(generators)
+        if isinstance(stage, Stage):
+            restore_modules(stage)
     for claim in ("process",):
         if claim in plan.claims:
             detail = "other processes cannot import it; define it at the top level of a file"
@@ -121,7 +129,9 @@ def assert_repeatable(
         ],
     )
     if verdict.verdict is not Verdict.VERIFIED:
-        raise AssertionError(failure_text(verdict))
+        error = AssertionError(failure_text(verdict))
+        error.verdict = verdict  # type: ignore[attr-defined]
+        raise error
     return verdict
 
 

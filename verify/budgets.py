@@ -1,10 +1,10 @@
 """The `reference` claim: an error budget against float64, and rounding at the right places.
 
-Two parts, both needed, since each is blind to what the other sees. (1) |result - exact| stays inside
-a budget made of the arithmetic itself: rounding of terms, accumulation, output cast; per element,
-reported for the worst row, never pooled. (2) Against a float64 computation that rounds where the
-contract rounds, an element may differ only where the unrounded value lies so near a rounding border
-that the low-precision accumulation may fall on the other side. An early or missing rounding passes
+Two parts, both needed, since each is blind to what the other sees. (1) |result - exact| stays
+inside a budget made of the arithmetic itself: rounding of terms, accumulation, output cast; per
+element, reported for the worst row, never pooled. (2) Against a float64 computation that rounds
+where the contract rounds, an element may differ only where the unrounded value lies so near a
+rounding border that the low-precision accumulation may fall on the other side. An early or missing rounding passes
 (1) and fails (2). There is no default tolerance.
 """
 
@@ -77,20 +77,30 @@ def check(name: str, actual: Tensor, reference: Reference) -> dict[str, Any]:
                 f"reference of {name!r}: {part} has shape {list(shape)}, the output has"
                 f" {list(actual.shape)}"
             )
+    for part in ("budget", "margin"):
+        if not bool((getattr(reference, part) >= 0).all()):
+            raise CaseError(f"reference of {name!r}: {part} must be a number >= 0 everywhere")
+    if actual.is_complex():
+        raise CaseError(f"reference of {name!r}: return real and imaginary parts by themselves")
     wide = actual.detach().double()
     exact = reference.exact.double()
     bad = ~torch.isfinite(wide) & torch.isfinite(exact)
     error = (wide - exact).abs()
-    ratio = torch.where(error == 0, torch.zeros_like(error), error / reference.budget.double())
-    ratio = torch.where(bad, torch.full_like(ratio, math.inf), ratio)
-    rows = ratio.reshape(ratio.shape[0], -1) if ratio.dim() > 0 else ratio.reshape(1, 1)
-    by_row = rows.amax(dim=1) if rows.numel() else rows.new_zeros(0)
+    same = (wide == exact) | (wide.isnan() & exact.isnan())
+    ratio = torch.where(same, torch.zeros_like(error), error / reference.budget.double())
+    # a reference of NaN or infinity permits nothing but itself
+    ratio = torch.where(bad | ratio.isnan(), torch.full_like(ratio, math.inf), ratio)
+    if ratio.numel() == 0:
+        by_row = ratio.new_zeros(0)
+    else:
+        by_row = ratio.reshape(ratio.shape[0] if ratio.dim() else 1, -1).amax(dim=1)
     top = torch.topk(by_row, min(WORST_ROWS, len(by_row)))
     low = round_to(reference.unrounded.double() - reference.margin.double(), actual.dtype)
     high = round_to(reference.unrounded.double() + reference.margin.double(), actual.dtype)
     middle = round_to(reference.unrounded.double(), actual.dtype)
     differing = (wide != middle) & ~bad
-    forbidden = ((wide < low) | (wide > high)) & ~bad
+    inside = (wide >= low) & (wide <= high) | (wide.isnan() & middle.isnan())
+    forbidden = ~inside & ~bad
     measured: dict[str, Any] = {
         "numel": actual.numel(),
         "nonfinite": int(bad.sum()),

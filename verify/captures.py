@@ -15,8 +15,13 @@ import torch
 from torch import Tensor
 
 from verify.digests import Digest
+from verify.errors import CaseError
 from verify.evidence import Facts
 from verify.hashing import digest_shard, digest_tensor
+
+
+_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WITHOUT_MINIMUM = (torch.uint16, torch.uint32, torch.uint64)
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,17 @@ def _collect(
     def inner(key: str) -> str:
         return key if top else f"{name}.{key}"
 
-    if isinstance(value, Tensor):
+    if name in tensors:
+        raise CaseError(f"two outputs are called {name!r}; rename one")
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        ignored.append(f"{name} ({value.layout} tensor; return its parts)")
+    elif isinstance(value, Tensor):
         tensors[name] = value
     elif isinstance(value, np.ndarray) and value.dtype != object:
         tensors[name] = torch.from_numpy(value)
     elif isinstance(value, bool | int | float | complex):
-        dtype = {bool: torch.bool, int: torch.int64, float: torch.float64}.get(
-            type(value), torch.complex128
-        )
+        kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
+        dtype = next((d for kind, d in kinds.items() if isinstance(value, kind)), torch.complex128)
         tensors[name] = torch.tensor(value, dtype=dtype)
     elif isinstance(value, Mapping):
         for key, entry in value.items():
@@ -79,15 +87,19 @@ def facts_of(tensor: Tensor) -> Facts:
     values = tensor.detach()
     if values.numel() == 0:
         return Facts(0, True, 0)
-    nonfinite = 0
     if values.is_complex():
-        values = torch.view_as_real(values.resolve_conj().resolve_neg())
-    if values.is_floating_point():
-        wide = values.float() if values.dtype.itemsize < 4 else values
-        nonfinite = int((~torch.isfinite(wide)).sum())
-        constant = bool((wide == wide.reshape(-1)[0]).all()) or nonfinite == wide.numel()
-    else:
-        constant = bool((values == values.reshape(-1)[0]).all())
+        pairs = torch.view_as_real(values.resolve_conj().resolve_neg())
+        constant = all(facts_of(part).constant for part in pairs.unbind(-1))
+        return Facts(values.numel(), constant, int((~torch.isfinite(pairs)).any(-1).sum()))
+    if values.dtype == torch.bool or values.dtype in _WITHOUT_MINIMUM:
+        values = values.view(_VIEWS[values.element_size()])
+    elif values.is_floating_point() and values.element_size() == 1:
+        values = values.float()
+    low, high = values.aminmax()
+    nonfinite = 0
+    if values.is_floating_point() and not bool(torch.isfinite(low) & torch.isfinite(high)):
+        nonfinite = int((~torch.isfinite(values)).sum())
+    constant = bool(low == high) or nonfinite == values.numel()
     return Facts(tensor.numel(), constant and tensor.numel() > 1, nonfinite)
 
 
@@ -97,7 +109,7 @@ def fresh_copy(tensor: Tensor) -> Tensor:
     Strides are part of an input (a kernel may ignore them): a view keeps its storage's layout,
     unless that storage is far larger than the view.
     """
-    source = tensor.detach()
+    source = tensor.detach().resolve_conj().resolve_neg()
     if source.is_contiguous() or source.layout != torch.strided:
         return source.clone()
     storage = source.untyped_storage()
@@ -112,9 +124,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     return torch.equal(_integers(a), _integers(b))
-
-
-_VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _integers(tensor: Tensor) -> Tensor:

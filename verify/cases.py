@@ -113,13 +113,17 @@ class Case:
         return self.execute(*args, **kwargs)
 
 
-def accepts(function: Callable[..., Any], name: str) -> bool:
-    """Whether `function` can be given the keyword argument `name`."""
+def accepts(function: Callable[..., Any], name: str, *, named: bool = False) -> bool:
+    """Whether `function` can be given the keyword argument `name`; `named`: by a parameter so
+    called, not by `**kwargs`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return False
-    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    return any(
+        p.name == name or (p.kind is inspect.Parameter.VAR_KEYWORD and not named)
+        for p in parameters
+    )
 
 
 @overload

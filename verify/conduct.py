@@ -26,7 +26,7 @@ def set_up(
     stage, failure = None, None
     try:
         stage = prepare(found.case, rank, world, group)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = traceback.format_exc()[-MAX_TRACEBACK:]
         failure = Failure(type(error).__name__, str(error)[:MAX_TRACEBACK], text)
     failure = agree(failure)
@@ -41,7 +41,8 @@ def report_setup_failure(
     """A case whose setup raised: nothing was executed."""
     if not failure.after_peer:
         detail = f"setup raised {failure.type}: {failure.message}"
-        emit(Trouble(plan.case, "case-error", detail, rank=rank, process=process))
+        claim = "process" if process else None
+        emit(Trouble(plan.case, "case-error", detail, claim, rank, process))
 
 
 def conduct(session: Session) -> None:

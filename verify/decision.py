@@ -20,8 +20,13 @@ from verify.verdicts import CaseVerdict, ClaimVerdict, Finding, RankEvidence
 MAX_FINDINGS = 20  # of one reason in one claim; the rest is counted
 
 
-def decide(plan: Plan, records: Iterable[Record]) -> CaseVerdict:
-    """The verdict on every claim of one case, from all records of all ranks and processes."""
+def decide(
+    plan: Plan, records: Iterable[Record], *, disabled: frozenset[str] = frozenset()
+) -> CaseVerdict:
+    """The verdict on every claim of one case, from all records of all ranks and processes.
+
+    disabled: reasons that are not found, as if their detectors did not exist; for the controls.
+    """
     mine = [record for record in records if record.case == plan.case]
     executions = [record for record in mine if isinstance(record, Execution)]
     troubles = [record for record in mine if isinstance(record, Trouble)]
@@ -34,7 +39,7 @@ def decide(plan: Plan, records: Iterable[Record]) -> CaseVerdict:
     for claim in plan.claims:
         own = [e for e in executions if e.claim == claim]
         relevant = [t for t in troubles if t.claim in (None, claim)]
-        claims.append(_decide_claim(plan, claim, base, own, relevant, common, retries))
+        claims.append(_decide_claim(plan, claim, base, own, relevant, common, retries, disabled))
     return CaseVerdict(plan.case, plan.target, claims, _notes(plan, base, probes))
 
 
@@ -46,36 +51,60 @@ def _decide_claim(
     troubles: Sequence[Trouble],
     common: Sequence[Finding],
     retries: Sequence[Execution],
+    disabled: frozenset[str],
 ) -> ClaimVerdict:
     findings = [*common, *(_of_trouble(trouble) for trouble in troubles)]
-    findings += _failures([*base.values(), *retries, *own])
+    lost = {t.rank for t in troubles if t.reason == "missing-rank" and t.rank is not None}
+    everything = [*base.values(), *retries, *own]
+    findings += _failures([e for e in everything if not _after_death(e, everything, lost)])
     findings += _conduct(own)
-    counted = [e for e in own if e.failure is None and e.in_effect]
-    differing, compared = agreement.differences(plan, claim, base, counted)
+    other_inputs = _inputs(plan, base, own)
+    comparable = [
+        e for e in own if e.failure is None and not _other_inputs(base, e) and _judged(plan, e)
+    ]
+    counted = [e for e in comparable if e.in_effect]
+    # a difference counts although the condition was not in effect; equality then does not
+    differing, _ = agreement.differences(plan, claim, base, comparable)
+    _, compared = agreement.differences(plan, claim, base, counted)
+    if any(f.reason == "input-mismatch" for f in common):
+        # ranks that were given other inputs may differ from each other
+        differing = [f for f in differing if claim != "ep" and f.reason != "ranks-differ"]
     findings += differing
-    findings += _inputs(plan, base, own)
+    findings += other_inputs
     explained = any(f.verdict is Verdict.MISMATCH for f in findings)
-    findings += _enough(plan, claim, own, counted, bool(troubles or _broken(base)), explained)
+    troubled = bool(troubles or other_inputs or _broken(base))
+    findings += _enough(plan, claim, own, counted, troubled, explained)
     if not compared and not findings:
         findings.append(Finding("nothing-compared", "no tensor of this claim was compared"))
-    least = _least(plan, counted)
-    runs_differing = agreement.runs_that_differ(differing)
+    findings = [finding for finding in findings if finding.reason not in disabled]
+    # the free arm asks another question; it must not thin out or raise the rate of the first
+    least = _least(plan, [e for e in counted if e.arm == "restored"])
+    runs_differing = agreement.runs_that_differ(
+        [f for f in differing if f.reason != "consumes-global-rng" and f.variant != "free"]
+    )
+    # distinct executions over all ranks; a rank that died made fewer than the others
+    tried = max(
+        len({(e.process, e.variant, e.run) for e in comparable if e.arm == "restored"}),
+        runs_differing,
+    )
     clean = not any(f.verdict is Verdict.MISMATCH for f in findings)
     verdict = worst([f.verdict for f in findings]) if findings else Verdict.VERIFIED
     return ClaimVerdict(
         claim=claim,
         verdict=verdict,
         findings=_limited(findings),
-        executions=least,
+        executions=tried if runs_differing else least,
         differing=runs_differing,
-        bound=undetected_rate(least) if clean and least and claim not in _MEASURED else None,
-        rate=rate_interval(runs_differing, least) if runs_differing and least else None,
+        bound=undetected_rate(least)
+        if clean and least and compared and claim not in _MEASURED
+        else None,
+        rate=rate_interval(runs_differing, tried) if runs_differing else None,
         ranks=[_rank_evidence(rank, own, differing) for rank in range(plan.ranks)],
         compared=sorted(compared),
         not_compared={n: why for e in own for n, why in e.not_compared.items()},
         requested=_distinct([e.requested for e in own]),
         effective=_distinct([e.effective for e in own]),
-        measurements={n: m for e in own for n, m in e.measurements.items()},
+        measurements=_worst_measurements(own),
         seconds=sum(e.seconds for e in own),
     )
 
@@ -138,7 +167,12 @@ def _failures(everything: Sequence[Execution]) -> list[Finding]:
     """Exceptions: in every execution it is a broken case, in some it is a mismatch."""
     failed = [e for e in everything if e.failure is not None and not e.failure.after_peer]
     if not failed:
-        return []
+        # a peer's failure that no peer reported: the evidence of that peer is missing
+        return [
+            Finding("missing-rank", e.failure.message, rank=e.rank, run=e.run, variant=e.variant)
+            for e in everything
+            if e.failure is not None
+        ]
     succeeded = [e for e in everything if e.failure is None]
     reason = "raises-sometimes" if succeeded else "case-error"
     return [
@@ -153,6 +187,15 @@ def _failures(everything: Sequence[Execution]) -> list[Finding]:
         )
         for e in failed
     ]
+
+
+def _after_death(e: Execution, everything: Sequence[Execution], lost: set[int]) -> bool:
+    """Whether it raised in an execution that a lost rank never reported: that is why, or may be."""
+    if e.failure is None or not lost:
+        return False
+    key = (e.claim, e.variant, e.run, e.process)
+    done = {o.rank for o in everything if (o.claim, o.variant, o.run, o.process) == key}
+    return bool(lost - done)
 
 
 def _conduct(executions: Sequence[Execution]) -> list[Finding]:
@@ -186,6 +229,17 @@ def _replicas_of_inputs(plan: Plan, base: dict[int, Execution]) -> list[Finding]
                 Finding("input-mismatch", f"input {name} differs on ranks {odd}", tensor=name)
             )
     return findings
+
+
+def _judged(plan: Plan, e: Execution) -> bool:
+    """Left free, the generators of a case that draws from them on purpose prove nothing."""
+    return not (plan.random and e.arm == "free")
+
+
+def _other_inputs(base: dict[int, Execution], e: Execution) -> bool:
+    """Whether an execution that should have had the base's inputs had others."""
+    first = base.get(e.rank)
+    return first is not None and e.same_inputs and dict(e.inputs) != dict(first.inputs)
 
 
 def _inputs(plan: Plan, base: dict[int, Execution], own: Sequence[Execution]) -> list[Finding]:
@@ -297,6 +351,24 @@ def _notes(plan: Plan, base: dict[int, Execution], probes: Sequence[Execution]) 
     if any(probe.failure is not None for probe in probes):
         notes.append("raised with other inputs, so a cached result could not be ruled out")
     return notes
+
+
+_COUNTS = ("numel", "nonfinite", "over_budget", "rounded_elsewhere", "forbidden")
+
+
+def _worst_measurements(own: Sequence[Execution]) -> dict[str, Mapping[str, Any]]:
+    """By tensor: counts summed over ranks, everything else from the rank with the worst ratio."""
+    found: dict[str, dict[str, Any]] = {}
+    for e in own:
+        for name, measured in e.measurements.items():
+            mine = {**measured, "rank": e.rank}
+            other = found.get(name)
+            if other is not None:
+                counts = {key: other.get(key, 0) + mine.get(key, 0) for key in _COUNTS}
+                pair = sorted((other, mine), key=lambda m: float(m.get("worst_ratio", 0.0)))
+                mine = {**pair[1], **counts}
+            found[name] = mine
+    return dict(found)
 
 
 def _constant(e: Execution, name: str) -> bool:

@@ -125,10 +125,13 @@ def to_line(record: Record) -> str:
 def from_line(line: str) -> Record:
     """The record of one JSON line. Raises ValueError for a line that is not one."""
     data = json.loads(line)
-    if not isinstance(data, dict) or data.get("kind") not in _KINDS:
+    if not isinstance(data, dict) or data.get("kind") not in list(_KINDS):
         raise ValueError(f"not an evidence record: {line[:80]!r}")
     kind = data.pop("kind")
-    if kind == "execution":
-        data["facts"] = {name: Facts(**facts) for name, facts in data["facts"].items()}
-        data["failure"] = Failure(**data["failure"]) if data["failure"] else None
-    return _KINDS[kind](**data)
+    try:
+        if kind == "execution":
+            data["facts"] = {name: Facts(**facts) for name, facts in data["facts"].items()}
+            data["failure"] = Failure(**data["failure"]) if data["failure"] else None
+        return _KINDS[kind](**data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an evidence record: {error}: {line[:80]!r}") from error

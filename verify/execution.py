@@ -27,6 +27,15 @@ from verify.placements import batch_dim_of, lookup, placement_of, split
 MAX_TRACEBACK = 4000
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A parameter or buffer: the object that the module holds, and the content it had."""
+
+    live: Tensor
+    content: Tensor
+    grad: Tensor | None
+
+
 @dataclass
 class Stage:
     """A case set up in this process on this rank: private snapshots, never handed out."""
@@ -37,7 +46,7 @@ class Stage:
     group: Any
     tensors: dict[str, Tensor]
     modules: dict[str, torch.nn.Module]
-    module_state: dict[str, dict[str, Tensor]]
+    module_state: dict[str, dict[str, Kept]]
     others: dict[str, Any]
     generators: randomness.GeneratorState
 
@@ -85,7 +94,13 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
     tensors = {
         name: generated.materialise(spec, name, case.seed) for name, spec in case.inputs.items()
     }
-    made = dict(case.setup() or {}) if case.setup is not None else {}
+    returned = case.setup() if case.setup is not None else {}
+    if returned is not None and not isinstance(returned, Mapping):
+        raise CaseError(
+            f"case {case.name!r}: setup returned {type(returned).__name__}; it must return a "
+            "mapping of argument names to tensors, modules or other values"
+        )
+    made = dict(returned or {})
     clash = sorted(set(made) & set(tensors))
     if clash:
         raise CaseError(f"case {case.name!r}: both inputs and setup give {clash[0]!r}")
@@ -95,13 +110,15 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
         if isinstance(value, Tensor):
             tensors[name] = fresh_copy(value).requires_grad_(value.requires_grad)
     state = {name: _state_of(module) for name, module in modules.items()}
-    return Stage(case, rank, world, group, tensors, modules, state, others, randomness.snapshot())
+    stage = Stage(case, rank, world, group, tensors, modules, state, others, randomness.snapshot())
+    batch_size(stage)  # raises for a wrong declaration, here where it is a failed setup
+    return stage
 
 
-def _state_of(module: torch.nn.Module) -> dict[str, Tensor]:
+def _state_of(module: torch.nn.Module) -> dict[str, Kept]:
     """Parameters and buffers, non-persistent ones included, copied."""
     named = [*module.named_parameters(), *module.named_buffers()]
-    return {name: fresh_copy(tensor) for name, tensor in named}
+    return {name: Kept(tensor, fresh_copy(tensor), tensor.grad) for name, tensor in named}
 
 
 def batch_size(stage: Stage) -> int | None:
@@ -197,7 +214,8 @@ def execute(
         randomness.restore(stage.generators)
     capture.before = randomness.fingerprints(randomness.snapshot())
     arguments: dict[str, Any] = {**copies, **stage.modules, **stage.others, **(kwargs or {})}
-    if accepts(case.execute, "group"):
+    wanted = accepts(case.execute, "group", named=group is None)
+    if wanted and (group is not None or "group" not in arguments):
         arguments["group"] = group
     ready = time.perf_counter()
     try:
@@ -209,8 +227,9 @@ def execute(
             {n: t for n, t in capture.outputs.items() if t.requires_grad} if case.gradients else {}
         )
         for name, tensor in heads.items():
-            if upstream is not None and name in upstream:
-                capture.upstream[name] = upstream[name]
+            known = (upstream or {}).get(name)
+            if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
+                capture.upstream[name] = known
             else:
                 capture.upstream[name] = _upstream(
                     stage, name, tensor, capture.layouts[name], given.rows, seed
@@ -235,13 +254,28 @@ def execute(
     return capture
 
 
-def _restore(module: torch.nn.Module, state: Mapping[str, Tensor]) -> None:
+def restore_modules(stage: Stage) -> None:
+    """Leaves the caller's modules as they were given, gradients included."""
+    for name, module in stage.modules.items():
+        _restore(module, stage.module_state[name])
+        for kept in stage.module_state[name].values():
+            kept.live.grad = kept.grad
+
+
+def _restore(module: torch.nn.Module, state: Mapping[str, Kept]) -> None:
+    """The module as it was: where a forward bound another tensor, the first one comes back.
+
+    Buffers that a forward registered stay, as any other attribute that it sets does.
+    """
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            parameter.grad = None
-            parameter.copy_(state[name])
-        for name, buffer in module.named_buffers():
-            buffer.copy_(state[name])
+        for name, kept in state.items():
+            path, _, leaf = name.rpartition(".")
+            owner = module.get_submodule(path)
+            held = owner._parameters if leaf in owner._parameters else owner._buffers
+            held[leaf] = kept.live  # type: ignore[assignment]
+            kept.live.grad = None
+            if not same_bits(kept.live, kept.content):
+                kept.live.copy_(kept.content)
 
 
 def _collect_after(
@@ -254,7 +288,8 @@ def _collect_after(
         declared = any(lookup({pattern: True}, name) for pattern in case.mutates)
         if declared or is_state:
             key = f"{'state' if is_state else 'after'}.{name}"
-            capture.outputs[key], capture.layouts[key] = tensor, layout
+            # a copy, since restoring the module must not look like a workspace used again
+            capture.outputs[key], capture.layouts[key] = tensor.detach().clone(), layout
         else:
             capture.mutated.append(name)
 
@@ -271,10 +306,10 @@ def _collect_after(
         state = stage.module_state[module_name]
         for name, parameter in module.named_parameters():
             gradient(f"{module_name}.{name}", parameter, None)
-            if not same_bits(parameter, state[name]):
+            if name in state and not same_bits(parameter, state[name].content):
                 changed(f"{module_name}.{name}", parameter, None, is_state=False)
         for name, buffer in module.named_buffers():
-            if not same_bits(buffer, state[name]):
+            if name in state and not same_bits(buffer, state[name].content):
                 changed(f"{module_name}.{name}", buffer, None, is_state=True)
 
 

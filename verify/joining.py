@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from verify.evidence import Execution, Plan, Record, Trouble, from_line, to_line
-from verify.plans import RunOptions, plan_of
+from verify.plans import RunOptions, plans_of
 from verify.ranks import worker_command, worker_environment
 from verify.targets import Found
 from verify.verdicts import CaseVerdict
@@ -40,7 +40,7 @@ def run_joined(
     threads = threads_per_rank(local_world)
     torch.set_num_threads(threads)
     store = dist.PrefixStore("verify", dist.distributed_c10d._get_default_store())
-    plans = [plan_of(one, options, world) for one in found]
+    plans = plans_of(found, options, world)
     degrees = sorted({degree for one in found for degree in one.case.ep})
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         spec = WorkerSpec(
@@ -75,12 +75,18 @@ def run_joined(
                     )
                     mine += _fresh(fresh, store, plan)
     records = _exchange(store, mine, plans, rank, world, limit)
-    verdicts = judge(plans, records)
-    # the store lives in rank 0's launcher: leave together
-    with suppress(Exception):
-        dist.barrier()
-    dist.destroy_process_group()
-    return verdicts
+    return judge(plans, records)
+
+
+def leave() -> None:
+    """Waits for all ranks, then leaves the launcher's group; call it after rank 0 has written.
+
+    A launcher that sees one rank exit with another code than 0 ends the others at once.
+    """
+    if dist.is_available() and dist.is_initialized():
+        with suppress(Exception):
+            dist.barrier()
+        dist.destroy_process_group()
 
 
 def _write(file: Any, record: Record) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,6 +57,15 @@ def with_options(found: Found, options: RunOptions) -> Found:
     return Found(case, found.target)
 
 
+def plans_of(found: Sequence[Found], options: RunOptions, ranks: int | None = None) -> list[Plan]:
+    """The plans of several cases. Two of the same name are called by their targets instead."""
+    names = [one.case.name for one in found]
+    plans = [plan_of(one, options, ranks or options.ranks or one.case.ranks) for one in found]
+    return [
+        replace(plan, case=plan.target) if names.count(plan.case) > 1 else plan for plan in plans
+    ]
+
+
 def plan_of(found: Found, options: RunOptions, ranks: int) -> Plan:
     """The plan of one case. On several ranks the claim `rank` is always added."""
     case = found.case
@@ -88,10 +97,8 @@ def plan_of(found: Found, options: RunOptions, ranks: int) -> Plan:
 def sources_of(case: Case) -> list[str]:
     """The file that holds the case's function, and those that the case names."""
     own = []
-    try:
+    with suppress(TypeError):
         own = [inspect.getsourcefile(inspect.unwrap(case.execute)) or ""]
-    except TypeError:
-        pass
     here = Path.cwd()
     shown = []
     for path in [*own, *case.sources]:
@@ -105,26 +112,10 @@ def sources_of(case: Case) -> list[str]:
 def source_digest(case: Case) -> str:
     """sha256 over the content of the case's sources; an unreadable one counts by its name."""
     total = hashlib.sha256()
-    try:
-        own: Sequence[str] = [inspect.getsourcefile(inspect.unwrap(case.execute)) or ""]
-    except TypeError:
-        own = []
+    own: Sequence[str] = []
+    with suppress(TypeError):
+        own = [inspect.getsourcefile(inspect.unwrap(case.execute)) or ""]
     for path in [*own, *case.sources]:
         content = Path(path).read_bytes() if path and Path(path).is_file() else path.encode()
         total.update(hashlib.sha256(content).digest())
     return total.hexdigest()
-
-
-def reproduce(plan: Plan, claim: str | None = None, run: int | None = None) -> str:
-    """The command that makes the same evidence again."""
-    parts = ["verify", "run", shlex.quote(plan.target)]
-    if plan.ranks > 1:
-        parts += ["--ranks", str(plan.ranks)]
-    if claim is not None:
-        parts += ["--claims", claim]
-    runs = plan.runs.get("repeat", 5)
-    if claim in (None, "repeat") and runs != 5:
-        parts += ["--runs", str(runs)]
-    if plan.seed:
-        parts += ["--seed", str(plan.seed)]
-    return " ".join(parts)

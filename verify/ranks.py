@@ -17,8 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from verify.errors import CaseError
 from verify.evidence import Record
-from verify.workers import ABANDONED, WorkerSpec, read_evidence, write_spec
+from verify.workers import ABANDONED, IN_WORKER, WorkerSpec, read_evidence, write_spec
 
 STOPPED_AFTER = 12.0  # seconds without a heartbeat
 START_LIMIT = 60.0  # seconds until the first heartbeat
@@ -51,7 +52,16 @@ class Outcome:
 def run_workers(
     specs: Sequence[WorkerSpec], timeout: float, progress: Callable[[str], None]
 ) -> Outcome:
-    """Starts one process per spec and returns when all have ended, one way or another."""
+    """Starts one process per spec and returns when all have ended, one way or another.
+
+    Raises CaseError inside a worker: a file that checks its own cases while it is imported would
+    start workers without end.
+    """
+    if os.environ.get(IN_WORKER):
+        raise CaseError(
+            "this file starts a check while a worker imports it; "
+            'put that call under `if __name__ == "__main__":`'
+        )
     store = _store(len(specs)) if specs[0].world > 1 else None
     if store is not None:
         specs = [replace(spec, store_host="127.0.0.1", store_port=store.port) for spec in specs]  # type: ignore[attr-defined]
@@ -72,7 +82,7 @@ def _store(world: int) -> object:
 
 
 def _start(spec: WorkerSpec) -> Watched:
-    for suffix in (".jsonl", ".beat", ".log"):
+    for suffix in (".jsonl", ".beat", ".log", ".abandoned"):
         spec.stem.with_suffix(suffix).unlink(missing_ok=True)
     with open(spec.stem.with_suffix(".log"), "wb") as log:
         process = subprocess.Popen(
@@ -97,11 +107,7 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     Every fresh process gets another PYTHONHASHSEED: the order of sets of strings must not matter.
     """
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("TORCHELASTIC")}
-    paths = [
-        str(Path(__file__).resolve().parents[1]),
-        os.environ.get("PYTHONPATH", ""),
-        os.getcwd(),
-    ]
+    paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **inherited,
         "RANK": str(spec.rank),
@@ -110,7 +116,9 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
     }
     if spec.process:
-        environment["PYTHONHASHSEED"] = str(spec.process)
+        given = os.environ.get("PYTHONHASHSEED", "")  # the main process has this one, or chance
+        start = int(given) if given.isdigit() else 0
+        environment["PYTHONHASHSEED"] = str((start + spec.process) % 2**32)
     return environment
 
 
@@ -147,7 +155,8 @@ def _look(one: Watched, now: float) -> None:
     code = one.process.poll()
     if code is not None:
         _, done = read_evidence(one.spec.stem.with_suffix(".jsonl"))
-        if code != ABANDONED and (code != 0 or not done):
+        left = code == ABANDONED and one.spec.stem.with_suffix(".abandoned").exists()
+        if not left and (code != 0 or not done):
             how = (
                 f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
             )

@@ -23,7 +23,7 @@ from verify.decision import decide
 from verify.environment import environment
 from verify.errors import CaseError
 from verify.evidence import Execution, Plan, Record, Trouble
-from verify.plans import RunOptions, plan_of, with_options
+from verify.plans import RunOptions, plans_of, with_options
 from verify.ranks import Outcome, run_workers
 from verify.targets import Found, find
 from verify.verdicts import CaseVerdict
@@ -43,7 +43,8 @@ def run(
     that is there; every rank then returns the same document.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
-    found = [with_options(one, options) for target in targets for one in find(target)]
+    asked = {one.target: one for target in targets for one in find(target)}
+    found = [with_options(one, options) for one in asked.values()]
     if not found:
         raise CaseError("no cases to run")
     if joined_by_torchrun():
@@ -65,11 +66,19 @@ def run(
     )
 
 
+def leave() -> None:
+    """Leaves a launcher's group, together with all its ranks; call it after writing results."""
+    if joined_by_torchrun():
+        from verify.joining import leave as leave_group
+
+        leave_group()
+
+
 def run_here(
     found: Sequence[Found], options: RunOptions, progress: Progress
 ) -> tuple[list[Plan], list[CaseVerdict], list[Execution]]:
     """Starts the ranks as processes of this machine."""
-    plans = [plan_of(one, options, options.ranks or one.case.ranks) for one in found]
+    plans = plans_of(found, options)
     folder = Path(tempfile.mkdtemp(prefix="verify-"))
     try:
         records: list[Record] = []

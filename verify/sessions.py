@@ -128,7 +128,14 @@ def perform(
     """
     base = session.base
     assert base is not None
-    capture = execute(session.stage, base.given, group=session.group, arm=arm, kwargs=kwargs)
+    capture = execute(
+        session.stage,
+        base.given,
+        group=session.group,
+        arm=arm,
+        kwargs=kwargs,
+        upstream=base.upstream,
+    )
     told: Effect = effective() if callable(effective) else effective or ({}, True)
     in_effect, held = told
     settle_own(

@@ -47,6 +47,14 @@ def find(target: str) -> list[Found]:
     return _select(builtin(), target, target)
 
 
+def find_exact(target: str) -> Found:
+    """The one case that a full target names, as `Found.target` gives it."""
+    for one in find(target):
+        if one.target == target:
+            return one
+    raise CaseError(f"{target!r} names no single case; give file.py::case or package.module:case")
+
+
 def builtin() -> list[Found]:
     """The cases that ship with the package."""
     module = importlib.import_module(BUILTIN_MODULE)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BEAT = 0.5  # seconds
 DONE = '{"kind": "done"}'
 ABANDONED = 13  # exit code after a failure that left ranks waiting for each other
+IN_WORKER = "MOK_VERIFY_WORKER"  # set in the environment of every worker
 MAX_KEPT_BYTES = 2**30  # base outputs kept on disk for other processes to compare with
 PEER_GRACE = 10.0  # seconds that a rank which failed alone waits for its peers
 
@@ -50,6 +51,7 @@ class WorkerSpec:
     store_port: int = 0
     degrees: Sequence[int] = field(default_factory=tuple)
     first_index: int = 0  # position of the first case in the main run, for its kept outputs
+    paths: Sequence[str] = field(default_factory=lambda: [p or os.getcwd() for p in sys.path])
 
     @property
     def stem(self) -> Path:
@@ -112,11 +114,15 @@ def start_heartbeat(path: Path) -> None:
 def main(arguments: Sequence[str]) -> int:
     """Runs one worker from its spec file; 0 when everything was reported."""
     spec = WorkerSpec(**json.loads(Path(arguments[0]).read_text()))
+    os.environ[IN_WORKER] = "1"
+    # last, so that nothing there can shadow a package
+    sys.path += [path for path in (*spec.paths, os.getcwd()) if path not in sys.path]
     start_heartbeat(spec.stem.with_suffix(".beat"))
     with open(spec.stem.with_suffix(".jsonl"), "a", buffering=1) as file:
         try:
             _work(spec, lambda record: _append(file, to_line(record)))
         except Abandoned:
+            spec.stem.with_suffix(".abandoned").touch()
             return ABANDONED
         _append(file, DONE)
     return 0
@@ -130,11 +136,11 @@ def _append(file: Any, line: str) -> None:
 def _work(spec: WorkerSpec, emit: Callable[[Record], None]) -> None:
     import torch
 
-    from verify.targets import find
+    from verify.targets import find_exact
 
     torch.set_num_threads(spec.threads)
     plans = [Plan(**plan) for plan in spec.plans]
-    found = [next(one for one in find(plan.target) if one.case.name == plan.case) for plan in plans]
+    found = [find_exact(plan.target) for plan in plans]
     if spec.world == 1:
         run_cases(spec, list(zip(found, plans, strict=True)), None, {}, None, emit)
         return

@@ -45,9 +45,10 @@ def run(session: Session, runs: int) -> None:
         kind, fill = variants[index % len(variants)]
         with _recycling(libc), _perturbed(libc, fill):
             if kind == "recycled-nan":
-                _dirty(session)
+                guards = _dirty(session)
                 effective = partial(_recycled, session)
             else:
+                guards = []
                 effective = partial(_filled, fill)
             before = effective()
             perform(
@@ -58,6 +59,7 @@ def run(session: Session, runs: int) -> None:
                 requested={"fill": f"0x{fill ^ 0xFF:02x}" if fill else "0xff, recycled"},
                 effective=before,
             )
+            guards.clear()
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -88,16 +90,26 @@ def _recycling(libc: ctypes.CDLL) -> Iterator[None]:
         libc.mallopt(M_TRIM_THRESHOLD, 128 * 1024)
 
 
-def _dirty(session: Session) -> None:
-    """Fills and frees buffers of the sizes that the case itself uses."""
-    assert session.base is not None
-    sizes = {t.numel() * t.element_size() for t in session.base.kept.values()}
-    sizes |= {t.numel() * t.element_size() for t in session.base.given.tensors.values()}
-    sizes |= {64 * 2**k for k in range(12)}
-    held = [
-        torch.full((max(size, 1),), 0xFF, dtype=torch.uint8) for size in sizes for _ in range(DIRTY)
-    ]
+def _sizes(session: Session) -> list[int]:
+    """The sizes in bytes of the case's own tensors, and small ones as temporaries have them."""
+    base = session.base
+    assert base is not None
+    own = [*base.kept.values(), *base.given.tensors.values()]
+    return sorted({t.numel() * t.element_size() for t in own} | {64 * 2**k for k in range(12)})
+
+
+def _dirty(session: Session) -> list[torch.Tensor]:
+    """Frees NaN buffers of the case's sizes, and returns the guards that keep them apart.
+
+    Without a live block behind it a freed block would be merged with its neighbours and given back.
+    """
+    held, guards = [], []
+    for size in _sizes(session):
+        for _ in range(DIRTY):
+            held.append(torch.full((max(size, 1),), 0xFF, dtype=torch.uint8))
+            guards.append(torch.zeros(64, dtype=torch.uint8))
     held.clear()
+    return guards
 
 
 def _filled(fill: int) -> tuple[dict[str, Any], bool]:
@@ -108,9 +120,7 @@ def _filled(fill: int) -> tuple[dict[str, Any], bool]:
 
 
 def _recycled(session: Session) -> tuple[dict[str, Any], bool]:
-    """How many fresh allocations of the case's own sizes hold bytes of freed NaN buffers."""
-    assert session.base is not None
-    sizes = sorted({t.numel() * t.element_size() for t in session.base.kept.values()})
-    fresh = [torch.empty(max(size, 64), dtype=torch.uint8) for size in sizes]
+    """How many fresh allocations of such sizes hold bytes of freed NaN buffers."""
+    fresh = [torch.empty(max(size, 64), dtype=torch.uint8) for size in _sizes(session)]
     dirty = sum(bool((one == 0xFF).float().mean() > 0.5) for one in fresh)
     return {"recycled_allocations": dirty, "of": len(fresh)}, dirty > 0

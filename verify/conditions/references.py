@@ -7,6 +7,7 @@ nothing is said about repeatability.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from verify.budgets import Reference, check
 from verify.captures import Layout, digest_at
-from verify.evidence import Trouble
-from verify.execution import Stage, batch_size, execute
+from verify.evidence import Failure, Trouble
+from verify.execution import MAX_TRACEBACK, Capture, Stage, batch_size, execute
 from verify.inputs import generate
 from verify.placements import lookup, placement_of, split
 from verify.sessions import Session, explain, record
@@ -36,25 +37,19 @@ class View:
 
 def run_reference(session: Session, runs: int) -> None:
     """One execution, measured against the case's float64 reference."""
-    expected = _expected(session, "reference", session.stage.case.reference)
-    if expected is None:
+    if not _given(session, "reference", session.stage.case.reference):
         return
     base = session.base
     assert base is not None
     capture = execute(session.stage, base.given, group=session.group)
     measurements: dict[str, Any] = {}
     skipped: dict[str, str] = {}
-    for name, tensor in capture.outputs.items():
-        if name not in expected:
-            skipped[name] = "the reference does not give it"
-            continue
-        reference = expected[name]
-        local = {
-            part.name: _part(value, tensor, capture.layouts[name])
-            for part in fields(Reference)
-            if (value := getattr(reference, part.name)) is not None
-        }
-        measurements[name] = check(name, tensor, replace(reference, **local))
+    if capture.failure is None:
+        try:
+            _measure(session, capture, measurements, skipped)
+        except Exception as error:
+            _raised(session, "reference", error)
+            return
     record(
         session,
         capture,
@@ -70,8 +65,7 @@ def run_reference(session: Session, runs: int) -> None:
 
 def run_exact(session: Session, runs: int) -> None:
     """One execution, compared bit for bit with what the case says it must be."""
-    expected = _expected(session, "exact", session.stage.case.exact)
-    if expected is None:
+    if not _given(session, "exact", session.stage.case.exact):
         return
     base = session.base
     assert base is not None
@@ -80,16 +74,21 @@ def run_exact(session: Session, runs: int) -> None:
     outputs: dict[str, str] = {}
     skipped: dict[str, str] = {}
     differences: dict[str, Any] = {}
-    for name, tensor in capture.outputs.items():
-        if name not in expected:
-            skipped[name] = "the exact case does not give it"
-            continue
-        layout = capture.layouts[name]
-        value = _part(expected[name], tensor, layout)
-        outputs[name] = str(digest_at(tensor, layout))
-        wanted[name] = str(digest_at(value, layout))
-        if outputs[name] != wanted[name]:
-            differences[name] = explain(value, tensor, name)
+    try:
+        expected = _expected(session, session.stage.case.exact)
+        for name, tensor in capture.outputs.items():
+            if name not in expected:
+                skipped[name] = "the exact case does not give it"
+                continue
+            layout = capture.layouts[name]
+            value = _part(expected[name], tensor, layout)
+            outputs[name] = str(digest_at(tensor, layout))
+            wanted[name] = str(digest_at(value, layout))
+            if outputs[name] != wanted[name]:
+                differences[name] = explain(value, tensor, name)
+    except Exception as error:
+        _raised(session, "exact", error)
+        return
     record(
         session,
         capture,
@@ -104,18 +103,42 @@ def run_exact(session: Session, runs: int) -> None:
     )
 
 
-def _expected(session: Session, claim: str, function: Any) -> Mapping[str, Any] | None:
+def _measure(
+    session: Session, capture: Capture, measurements: dict[str, Any], skipped: dict[str, str]
+) -> None:
+    """Every output that the reference gives, this rank's part of it."""
+    expected = _expected(session, session.stage.case.reference)
+    for name, tensor in capture.outputs.items():
+        if name not in expected:
+            skipped[name] = "the reference does not give it"
+            continue
+        reference = expected[name]
+        local = {
+            part.name: _part(value, tensor, capture.layouts[name])
+            for part in fields(Reference)
+            if (value := getattr(reference, part.name)) is not None
+        }
+        measurements[name] = check(name, tensor, replace(reference, **local))
+
+
+def _given(session: Session, claim: str, function: Any) -> bool:
     if function is None:
-        session.emit(
-            Trouble(
-                session.plan.case,
-                "no-reference",
-                f"the case gives no {claim}=...",
-                claim=claim,
-                rank=session.stage.rank,
-            )
-        )
-        return None
+        _trouble(session, "no-reference", claim, f"the case gives no {claim}=...")
+    return function is not None
+
+
+def _raised(session: Session, claim: str, error: Exception) -> None:
+    """The reference itself failed; the ranks stay in step."""
+    text = traceback.format_exc()[-MAX_TRACEBACK:]
+    session.agree(Failure(type(error).__name__, str(error), text))
+    _trouble(session, "case-error", claim, f"{claim} raised {type(error).__name__}: {error}")
+
+
+def _trouble(session: Session, reason: str, claim: str, detail: str) -> None:
+    session.emit(Trouble(session.plan.case, reason, detail, claim=claim, rank=session.stage.rank))
+
+
+def _expected(session: Session, function: Any) -> Mapping[str, Any]:
     stage, base = session.stage, session.base
     assert base is not None
     inputs = {name: tensor.detach() for name, tensor in stage.tensors.items()}

@@ -20,18 +20,19 @@ def run(session: Session, runs: int) -> None:
         for index in range(max(runs, len(counts))):
             wanted = counts[index % len(counts)]
             torch.set_num_threads(wanted)
-            got = torch.get_num_threads()
             perform(
                 session,
                 "threads",
                 f"threads={wanted}",
                 run=index,
                 requested={"num_threads": wanted, "base": before},
-                effective=partial(_in_effect, wanted, got),
+                effective=partial(_in_effect, wanted),
             )
     finally:
         torch.set_num_threads(before)
 
 
-def _in_effect(wanted: int, got: int) -> tuple[dict[str, Any], bool]:
+def _in_effect(wanted: int) -> tuple[dict[str, Any], bool]:
+    """Looked at after the execution: a case that sets its own count undoes the condition."""
+    got = torch.get_num_threads()
     return {"num_threads": got}, got == wanted
