@@ -1,0 +1,1 @@
+"""Timing against peers; each module is one benchmark that states its protocol and machine."""

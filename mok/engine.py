@@ -1,0 +1,227 @@
+"""One pass of the layer on one rank: dispatch, experts, combine; no checks, no caches.
+
+It exists so that the functional API and the torch.library operators run the same code: both check
+first and then call these functions. Refuses nothing; its callers did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from mok import checks
+from mok.dispatch import (
+    Schedule,
+    clean_topk,
+    combine,
+    dispatch,
+    give_back,
+    make_schedule,
+    rows_to_send,
+)
+from mok.portable import (
+    ExpertWeights,
+    RowGradients,
+    SavedRows,
+    expert_backward,
+    expert_forward,
+    expert_recompute,
+)
+from mok.tiles import require_ieee_matmul
+
+
+@dataclass(frozen=True)
+class Settings:
+    """group None: one rank. minibatch: rows per piece of work, which changes no bit."""
+
+    group: dist.ProcessGroup | None
+    limit: float | None
+    minibatch: int
+    need_routed_weights: bool = True
+    need_shared_weights: bool = True
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Rows kept from forward: x [R, H], and g and u of routed and shared experts, all bf16."""
+
+    x_rows: torch.Tensor
+    routed: SavedRows
+    shared: SavedRows | None
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """out [T, H] bf16 and the saved rows."""
+
+    out: torch.Tensor
+    x_rows: torch.Tensor
+    routed: SavedRows
+    shared: SavedRows | None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """d_x bf16 [T, H], d_router fp32 [T, K], weight gradients fp32 or None if not needed."""
+
+    d_x: torch.Tensor
+    d_router: torch.Tensor
+    routed: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+    shared: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
+    def in_order(self) -> tuple[torch.Tensor | None, ...]:
+        """In the order that the functional API returns."""
+        return (self.d_x, self.d_router, *self.routed, *self.shared)
+
+
+def canonical_device(device: torch.device | str) -> torch.device:
+    """A device with its index: "cuda" means the current CUDA device."""
+    where = torch.device(device)
+    if where.type == "cuda" and where.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return where
+
+
+def expert_weights(gate: object, up: object, down: object) -> ExpertWeights:
+    """Checked routed weights, detached from autograd."""
+    assert isinstance(gate, torch.Tensor)
+    assert isinstance(up, torch.Tensor)
+    assert isinstance(down, torch.Tensor)
+    return ExpertWeights(gate.detach(), up.detach(), down.detach())
+
+
+def shared_weights(gate: object, up: object, down: object) -> ExpertWeights | None:
+    """Checked shared weights as one expert, or None."""
+    if gate is None:
+        return None
+    flat = expert_weights(gate, up, down)
+    return ExpertWeights(flat.gate[None], flat.up[None], flat.down[None])
+
+
+def schedule_routes(
+    topk_TK: torch.Tensor,
+    num_local_experts: int,
+    group: dist.ProcessGroup | None,
+    errors: checks.ErrorRecord,
+    at_once: bool,
+) -> Schedule:
+    """The schedule of raw ids. Bad ones become unused and are recorded, or raised at once."""
+    num_experts = num_local_experts * (1 if group is None else dist.get_world_size(group))
+    cleaned, bad = clean_topk(topk_TK, num_experts)
+    if bool(bad.any()):
+        errors.set(checks.routing_message(bad, topk_TK, num_experts))
+    if at_once:
+        checks.checked("routing", errors.raise_pending, group, topk_TK.device)
+    return make_schedule(cleaned, num_local_experts, group)
+
+
+@torch.no_grad()
+def forward_pass(
+    x_TH: torch.Tensor,
+    router_TK: torch.Tensor,
+    schedule: Schedule,
+    routed: ExpertWeights,
+    shared: ExpertWeights | None,
+    settings: Settings,
+) -> ForwardResult:
+    """out = bf16(shared + sum_k w_k y_k). Collective over the group."""
+    require_ieee_matmul(x_TH.device)
+    with torch.autocast(x_TH.device.type, enabled=False):
+        x_rows = dispatch(rows_to_send(x_TH, schedule), schedule, settings.group)
+        y_rows, saved = expert_forward(
+            x_rows, schedule.rows_E, routed, settings.limit, settings.minibatch
+        )
+        y_sent = give_back(y_rows, schedule, settings.group)
+        start, saved_shared = None, None
+        if shared is not None:
+            start, saved_shared = expert_forward(
+                x_TH, (x_TH.shape[0],), shared, settings.limit, settings.minibatch
+            )
+        out = combine(start, y_sent, schedule, router_TK)
+    return ForwardResult(out, x_rows, saved, saved_shared)
+
+
+@torch.no_grad()
+def recompute_pass(
+    x_TH: torch.Tensor,
+    schedule: Schedule,
+    routed: tuple[torch.Tensor, torch.Tensor],
+    shared: tuple[torch.Tensor, torch.Tensor] | None,
+    settings: Settings,
+) -> tuple[torch.Tensor, SavedRows, SavedRows | None]:
+    """The saved rows of forward_pass again. routed, shared: (gate, up)."""
+    require_ieee_matmul(x_TH.device)
+    with torch.autocast(x_TH.device.type, enabled=False):
+        x_rows = dispatch(rows_to_send(x_TH, schedule), schedule, settings.group)
+        saved = expert_recompute(x_rows, schedule.rows_E, *routed, settings.minibatch)
+        saved_shared = None
+        if shared is not None:
+            gate, up = shared
+            rows = (x_TH.shape[0],)
+            saved_shared = expert_recompute(x_TH, rows, gate[None], up[None], settings.minibatch)
+    return x_rows, saved, saved_shared
+
+
+@torch.no_grad()
+def backward_pass(
+    d_out_TH: torch.Tensor,
+    x_TH: torch.Tensor,
+    router_TK: torch.Tensor,
+    schedule: Schedule,
+    saved: Saved,
+    routed: ExpertWeights,
+    shared: ExpertWeights | None,
+    settings: Settings,
+) -> Gradients:
+    """All gradients of this rank. Collective over the group, whatever is needed locally."""
+    require_ieee_matmul(x_TH.device)
+    with torch.autocast(x_TH.device.type, enabled=False):
+        group = settings.group
+        d_out_rows = dispatch(rows_to_send(d_out_TH, schedule), schedule, group)
+        weight_S = router_TK[schedule.token_S, schedule.slot_S]
+        rows = expert_backward(
+            d_out_rows,
+            saved.x_rows,
+            saved.routed,
+            dispatch(weight_S, schedule, group),
+            schedule.rows_E,
+            routed,
+            settings.limit,
+            settings.minibatch,
+            settings.need_routed_weights,
+        )
+        d_x_sent = give_back(rows.d_x, schedule, group)
+        d_router_sent = give_back(rows.d_router, schedule, group)
+        d_router_TK = torch.zeros_like(router_TK)
+        d_router_TK[schedule.token_S, schedule.slot_S] = d_router_sent
+        own: RowGradients | None = None
+        if shared is not None and saved.shared is not None:
+            ones = torch.ones(x_TH.shape[0], dtype=torch.float32, device=x_TH.device)
+            own = expert_backward(
+                d_out_TH,
+                x_TH,
+                saved.shared,
+                ones,
+                (x_TH.shape[0],),
+                shared,
+                settings.limit,
+                settings.minibatch,
+                settings.need_shared_weights,
+            )
+        d_x_TH = combine(None if own is None else own.d_x, d_x_sent, schedule, None)
+    return Gradients(
+        d_x_TH,
+        d_router_TK,
+        (rows.d_gate, rows.d_up, rows.d_down),
+        (None, None, None) if own is None else _without_expert_axis(own),
+    )
+
+
+def _without_expert_axis(
+    own: RowGradients,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    if own.d_gate is None or own.d_up is None or own.d_down is None:
+        return None, None, None
+    return own.d_gate[0], own.d_up[0], own.d_down[0]

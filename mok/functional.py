@@ -1,0 +1,280 @@
+"""The functional API: workspace, schedule, forward, backward, recompute.
+
+Names, argument order and shapes are those that users of Mixture-of-Kittens know; a shared expert
+may be left out (None) or have its own width, and a group may have any size that divides the number
+of experts (None: one rank). Every function is collective over the workspace's group, and its checks
+have one outcome on all ranks. Refuses MXFP8 weight tuples, and a second backward from one context.
+
+Legend: T local tokens, K slots, E local experts, H hidden size, I width, R rows of local experts.
+x [T, H] bf16, router_weights [T, K] fp32, gate and up [E, I, H] bf16, down [E, H, I] bf16; shared
+gate and up [I_shared, H], down [H, I_shared]. Weight gradients are fp32: they are accumulated in
+fp32 from zero and never rounded; add them to a main_grad, or cast them once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from mok import checks, engine
+from mok.config import MoKConfig
+from mok.dispatch import Schedule
+from mok.errors import ContextError, InputError
+from mok.portable import SavedRows
+from mok.workspaces import Workspace, clear_workspace_cache, create_workspace, get_workspace
+
+Weight = torch.Tensor | tuple[torch.Tensor, ...] | None
+
+
+@dataclass(frozen=True)
+class ForwardContext:
+    """What backward needs of one forward pass; good for one backward.
+
+    x_rows: bf16 [R, H] in canonical order. routed, shared: g and u rounded to bf16.
+    """
+
+    schedule: Schedule
+    x_rows: torch.Tensor
+    routed: SavedRows
+    shared: SavedRows | None
+    consumed: threading.Event = field(default_factory=threading.Event, repr=False)
+
+
+def build_schedule(
+    workspace: Workspace,
+    config: MoKConfig,
+    topk_experts: torch.Tensor,
+    *,
+    num_local_experts: int,
+    validate: bool = False,
+) -> Schedule:
+    """Which row goes where. topk_experts: int64 [T, K], global expert ids, -1 for an unused slot.
+
+    A bad id (out of range, or repeated inside its token) becomes an unused slot and is raised as
+    RoutingError at the next call or workspace.check(); with validate=True or MOK_CHECK=1 at once.
+    """
+    del config
+
+    at_once = checks.validation_wanted(validate)
+
+    def check() -> dict[str, int]:
+        workspace.errors.raise_pending()
+        if num_local_experts < 1:
+            raise InputError(f"num_local_experts = {num_local_experts}; allowed: 1 or more.")
+        shape = (workspace.num_local_tokens, workspace.topk)
+        checks.check_tensor(
+            "topk_experts", topk_experts, torch.int64, shape, workspace.device, "[T, K]"
+        )
+        return {"experts per rank": num_local_experts, "validate or MOK_CHECK": int(at_once)}
+
+    checks.checked("schedule", check, workspace.group, workspace.device)
+    return engine.schedule_routes(
+        topk_experts, num_local_experts, workspace.group, workspace.errors, at_once
+    )
+
+
+def _check_call(
+    call: str,
+    workspace: Workspace,
+    schedule: Schedule,
+    inputs: Mapping[str, tuple[object, torch.dtype, tuple[int, ...], str]],
+    routed: tuple[Weight, Weight, Weight],
+    shared: tuple[Weight, Weight, Weight],
+    limit: float | None,
+    with_down: bool,
+    context: ForwardContext | None = None,
+) -> None:
+    hidden, device = workspace.hidden_size, workspace.device
+
+    def check() -> dict[str, int]:
+        workspace.errors.raise_pending()
+        checks.check_limit(limit)
+        for name, (tensor, dtype, shape, legend) in inputs.items():
+            checks.check_tensor(name, tensor, dtype, shape, device, legend)
+        down = routed[2] if with_down else None
+        experts = checks.check_routed(routed[0], routed[1], down, hidden, device)
+        if with_down and down is None:
+            raise InputError("w_routed_down is None; allowed: a bf16 tensor [E, H, I]. Pass it.")
+        if experts * workspace.num_ranks != schedule.num_experts:
+            raise InputError(
+                f"w_routed_gate has {experts} experts on each of {workspace.num_ranks} rank(s); "
+                f"the schedule was built for {schedule.num_experts} experts in all. Build the "
+                "schedule with num_local_experts = w_routed_gate.shape[0]."
+            )
+        assert isinstance(routed[0], torch.Tensor)
+        width = routed[0].shape[1]
+        with_shared = checks.check_shared(*shared, hidden, device, with_down)
+        if context is not None:
+            _check_context(context, schedule, width, with_shared)
+        return {
+            "width I": width,
+            "shared expert": int(with_shared),
+            "swiglu_limit (bits)": checks.limit_bits(limit),
+        }
+
+    checks.checked(call, check, workspace.group, device)
+
+
+def _check_context(
+    context: ForwardContext, schedule: Schedule, width: int, with_shared: bool
+) -> None:
+    if context.consumed.is_set():
+        raise ContextError(
+            "this forward context was already used by a backward; allowed: one backward per "
+            "forward context. Run forward or recompute_forward_context again."
+        )
+    if context.schedule is not schedule:
+        raise ContextError(
+            "the forward context was made with another schedule; allowed: the schedule that "
+            "forward got. Pass that one."
+        )
+    if context.routed.gate.shape[1] != width or (context.shared is not None) != with_shared:
+        raise ContextError(
+            f"the forward context has width {context.routed.gate.shape[1]} and shared expert = "
+            f"{context.shared is not None}; the weights given have {width} and {with_shared}. "
+            "Pass the weights that forward got."
+        )
+
+
+def _bf16_rows(workspace: Workspace) -> tuple[torch.dtype, tuple[int, ...], str]:
+    return torch.bfloat16, (workspace.num_local_tokens, workspace.hidden_size), "[T, H]"
+
+
+def _router(workspace: Workspace) -> tuple[torch.dtype, tuple[int, ...], str]:
+    return torch.float32, (workspace.num_local_tokens, workspace.topk), "[T, K]"
+
+
+def forward(
+    config: MoKConfig,
+    workspace: Workspace,
+    schedule: Schedule,
+    x: torch.Tensor,
+    router_weights: torch.Tensor,
+    w_shared_gate: Weight,
+    w_shared_up: Weight,
+    w_shared_down: Weight,
+    w_routed_gate: Weight,
+    w_routed_up: Weight,
+    w_routed_down: Weight,
+    swiglu_limit: float | None = None,
+) -> tuple[torch.Tensor, ForwardContext]:
+    """out [T, H] bf16 and the context of its one backward. Raises InputError on all ranks."""
+    routed = (w_routed_gate, w_routed_up, w_routed_down)
+    shared = (w_shared_gate, w_shared_up, w_shared_down)
+    inputs = {
+        "x": (x, *_bf16_rows(workspace)),
+        "router_weights": (router_weights, *_router(workspace)),
+    }
+    _check_call("forward", workspace, schedule, inputs, routed, shared, swiglu_limit, True)
+    result = engine.forward_pass(
+        x,
+        router_weights,
+        schedule,
+        engine.expert_weights(*routed),
+        engine.shared_weights(*shared),
+        engine.Settings(workspace.group, swiglu_limit, config.minibatch_size),
+    )
+    return result.out, ForwardContext(schedule, result.x_rows, result.routed, result.shared)
+
+
+def recompute_forward_context(
+    config: MoKConfig,
+    workspace: Workspace,
+    schedule: Schedule,
+    x: torch.Tensor,
+    w_shared_gate: Weight,
+    w_shared_up: Weight,
+    w_routed_gate: Weight,
+    w_routed_up: Weight,
+    swiglu_limit: float | None = None,
+) -> ForwardContext:
+    """The context of forward, bit for bit, from x and the gate and up weights alone."""
+    routed = (w_routed_gate, w_routed_up, None)
+    shared = (w_shared_gate, w_shared_up, None)
+    inputs = {"x": (x, *_bf16_rows(workspace))}
+    _check_call("recompute", workspace, schedule, inputs, routed, shared, swiglu_limit, False)
+    settings = engine.Settings(workspace.group, swiglu_limit, config.minibatch_size)
+    x_rows, routed_rows, shared_rows = engine.recompute_pass(
+        x,
+        schedule,
+        (_tensor(w_routed_gate), _tensor(w_routed_up)),
+        None if w_shared_gate is None else (_tensor(w_shared_gate), _tensor(w_shared_up)),
+        settings,
+    )
+    return ForwardContext(schedule, x_rows, routed_rows, shared_rows)
+
+
+def backward(
+    config: MoKConfig,
+    workspace: Workspace,
+    schedule: Schedule,
+    forward_context: ForwardContext,
+    d_output: torch.Tensor,
+    x: torch.Tensor,
+    router_weights: torch.Tensor,
+    w_shared_gate: Weight,
+    w_shared_up: Weight,
+    w_shared_down: Weight,
+    w_routed_gate: Weight,
+    w_routed_up: Weight,
+    w_routed_down: Weight,
+    swiglu_limit: float | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """(d_x, d_router_weights, d_w_routed_gate, _up, _down, d_w_shared_gate, _up, _down).
+
+    d_x [T, H] bf16, d_router_weights [T, K] fp32 (0 in unused slots), weight gradients fp32; the
+    shared expert's are this rank's own partial sums, None without one. Raises ContextError when the
+    context was used before.
+    """
+    routed: tuple[Weight, Weight, Weight] = (w_routed_gate, w_routed_up, w_routed_down)
+    shared: tuple[Weight, Weight, Weight] = (w_shared_gate, w_shared_up, w_shared_down)
+    inputs = {
+        "d_output": (d_output, *_bf16_rows(workspace)),
+        "x": (x, *_bf16_rows(workspace)),
+        "router_weights": (router_weights, *_router(workspace)),
+    }
+    _check_call(
+        "backward",
+        workspace,
+        schedule,
+        inputs,
+        routed,
+        shared,
+        swiglu_limit,
+        True,
+        context=forward_context,
+    )
+    forward_context.consumed.set()
+    gradients = engine.backward_pass(
+        d_output,
+        x,
+        router_weights,
+        schedule,
+        engine.Saved(forward_context.x_rows, forward_context.routed, forward_context.shared),
+        engine.expert_weights(*routed),
+        engine.shared_weights(*shared),
+        engine.Settings(workspace.group, swiglu_limit, config.minibatch_size),
+    )
+    return gradients.in_order()
+
+
+def _tensor(weight: Weight) -> torch.Tensor:
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+__all__ = [
+    "ForwardContext",
+    "Schedule",
+    "Workspace",
+    "backward",
+    "build_schedule",
+    "clear_workspace_cache",
+    "create_workspace",
+    "forward",
+    "get_workspace",
+    "recompute_forward_context",
+]

@@ -1,0 +1,324 @@
+"""The layer as two torch.library operators, mok::moe_forward and mok::moe_backward.
+
+Why: torch.compile, opcheck and autograd need an operator with a fake implementation and an autograd
+formula. An operator can take neither a process group nor a workspace, so it takes the group's name
+("" for one rank) and the knobs as integers. Every output shape follows from input shapes: on one
+rank the forward saves g and u in slot order, [T K, I]; on several ranks their number of rows
+depends on the routing, so nothing is saved and the backward recomputes them, which changes no bit.
+Refuses double backward.
+
+A bad expert id of one call is raised at the next call of the same group and device, or at
+`mok.functional.get_workspace(...).check()`; with MOK_CHECK=1 at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from mok import checks, engine
+from mok.config import MoKConfig
+from mok.dispatch import rows_to_send
+from mok.errors import InputError
+from mok.portable import SavedRows
+from mok.workspaces import Workspace, get_workspace
+
+
+def group_name(group: dist.ProcessGroup | None) -> str:
+    """The name under which an operator finds a group again; "" for one rank."""
+    return "" if group is None else str(group.group_name)
+
+
+def _group(name: str) -> dist.ProcessGroup | None:
+    if not name:
+        return None
+    return distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
+
+
+def _workspace(x: Tensor, topk_experts: Tensor, group: str) -> Workspace:
+    # Wrong dimensions get stand-ins here; the check that follows names the tensor and its shape.
+    tokens, hidden = x.shape if x.dim() == 2 else (0, 1)
+    return get_workspace(
+        MoKConfig(),
+        _group(group),
+        device=x.device,
+        num_local_tokens=tokens,
+        hidden_size=hidden,
+        topk=topk_experts.shape[-1] if topk_experts.dim() == 2 else 1,
+    )
+
+
+def _check(
+    call: str,
+    workspace: Workspace,
+    rows: dict[str, Tensor],
+    topk_experts: Tensor,
+    router_weights: Tensor,
+    routed: tuple[Tensor, Tensor, Tensor],
+    shared: tuple[Tensor | None, Tensor | None, Tensor | None],
+    limit: float | None,
+) -> None:
+    hidden, device = workspace.hidden_size, workspace.device
+    tokens, slots = workspace.num_local_tokens, workspace.topk
+
+    def check() -> dict[str, int]:
+        workspace.errors.raise_pending()
+        checks.check_limit(limit)
+        any_size = (None, None)
+        checks.check_tensor("x", rows["x"], torch.bfloat16, any_size, device, "[T, H]")
+        checks.check_tensor("topk_experts", topk_experts, torch.int64, any_size, device, "[T, K]")
+        for name, tensor in rows.items():
+            checks.check_tensor(name, tensor, torch.bfloat16, (tokens, hidden), device, "[T, H]")
+        routes = (tokens, slots)
+        checks.check_tensor("topk_experts", topk_experts, torch.int64, routes, device, "[T, K]")
+        checks.check_tensor(
+            "router_weights", router_weights, torch.float32, routes, device, "[T, K]"
+        )
+        experts = checks.check_routed(*routed, hidden, device)
+        return {
+            "experts per rank": experts,
+            "width I": routed[0].shape[1],
+            "shared expert": int(checks.check_shared(*shared, hidden, device, True)),
+            "swiglu_limit (bits)": checks.limit_bits(limit),
+            "MOK_CHECK": int(checks.validation_wanted(False)),
+        }
+
+    checks.checked(call, check, workspace.group, device)
+
+
+@torch.library.custom_op("mok::moe_forward", mutates_args=())
+def moe_forward(
+    x: Tensor,
+    topk_experts: Tensor,
+    router_weights: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    shared_gate: Tensor | None,
+    shared_up: Tensor | None,
+    shared_down: Tensor | None,
+    swiglu_limit: float | None,
+    group: str,
+    minibatch_size: int,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(out, gate, up, shared gate, shared up); the last four are empty unless saved."""
+    workspace = _workspace(x, topk_experts, group)
+    routed = (w_gate, w_up, w_down)
+    shared = (shared_gate, shared_up, shared_down)
+    _check(
+        "forward", workspace, {"x": x}, topk_experts, router_weights, routed, shared, swiglu_limit
+    )
+    schedule = engine.schedule_routes(
+        topk_experts,
+        w_gate.shape[0],
+        workspace.group,
+        workspace.errors,
+        checks.validation_wanted(False),
+    )
+    result = engine.forward_pass(
+        x,
+        router_weights,
+        schedule,
+        engine.expert_weights(*routed),
+        engine.shared_weights(*shared),
+        engine.Settings(workspace.group, swiglu_limit, minibatch_size),
+    )
+    empty = [x.new_empty((0,)) for _ in range(4)]
+    if not save or group:
+        return result.out, empty[0], empty[1], empty[2], empty[3]
+    slots = schedule.token_S * workspace.topk + schedule.slot_S
+    kept = []
+    for rows in (result.routed.gate, result.routed.up):
+        by_slot = rows.new_zeros((topk_experts.numel(), rows.shape[1]))
+        by_slot[slots] = rows
+        kept.append(by_slot)
+    if result.shared is None:
+        return result.out, kept[0], kept[1], empty[2], empty[3]
+    return result.out, kept[0], kept[1], result.shared.gate, result.shared.up
+
+
+@moe_forward.register_fake
+def _(
+    x: Tensor,
+    topk_experts: Tensor,
+    router_weights: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    shared_gate: Tensor | None,
+    shared_up: Tensor | None,
+    shared_down: Tensor | None,
+    swiglu_limit: float | None,
+    group: str,
+    minibatch_size: int,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    kept = save and not group
+    routes = topk_experts.shape[0] * topk_experts.shape[1]
+    routed_shape = (routes, w_gate.shape[1]) if kept else (0,)
+    shared_shape = (0,) if shared_gate is None or not kept else (x.shape[0], shared_gate.shape[0])
+    return (
+        torch.empty_like(x),
+        x.new_empty(routed_shape),
+        x.new_empty(routed_shape),
+        x.new_empty(shared_shape),
+        x.new_empty(shared_shape),
+    )
+
+
+@torch.library.custom_op("mok::moe_backward", mutates_args=())
+def moe_backward(
+    d_out: Tensor,
+    x: Tensor,
+    topk_experts: Tensor,
+    router_weights: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    shared_gate: Tensor | None,
+    shared_up: Tensor | None,
+    shared_down: Tensor | None,
+    saved: list[Tensor],
+    swiglu_limit: float | None,
+    group: str,
+    minibatch_size: int,
+    need_routed: bool,
+    need_shared: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients in functional order; weight gradients fp32, empty where not needed."""
+    workspace = _workspace(x, topk_experts, group)
+    routed = (w_gate, w_up, w_down)
+    shared = (shared_gate, shared_up, shared_down)
+    rows = {"d_out": d_out, "x": x}
+    _check("backward", workspace, rows, topk_experts, router_weights, routed, shared, swiglu_limit)
+    # The forward call has reported bad ids; here they only become unused slots again.
+    schedule = engine.schedule_routes(
+        topk_experts, w_gate.shape[0], workspace.group, checks.ErrorRecord(), False
+    )
+    settings = engine.Settings(
+        workspace.group, swiglu_limit, minibatch_size, need_routed, need_shared
+    )
+    if saved[0].dim() == 2:
+        slots = schedule.token_S * workspace.topk + schedule.slot_S
+        own = None if shared_gate is None else SavedRows(saved[2], saved[3])
+        kept = SavedRows(saved[0][slots], saved[1][slots])
+        context = engine.Saved(rows_to_send(x, schedule), kept, own)
+    else:
+        pair = None if shared_gate is None or shared_up is None else (shared_gate, shared_up)
+        context = engine.Saved(*engine.recompute_pass(x, schedule, (w_gate, w_up), pair, settings))
+    gradients = engine.backward_pass(
+        d_out,
+        x,
+        router_weights,
+        schedule,
+        context,
+        engine.expert_weights(*routed),
+        engine.shared_weights(*shared),
+        settings,
+    )
+    empty = [torch.empty(0, dtype=torch.float32, device=x.device) for _ in range(6)]
+    weights = [
+        blank if grad is None else grad
+        for blank, grad in zip(empty, (*gradients.routed, *gradients.shared), strict=True)
+    ]
+    return (
+        gradients.d_x,
+        gradients.d_router,
+        weights[0],
+        weights[1],
+        weights[2],
+        weights[3],
+        weights[4],
+        weights[5],
+    )
+
+
+@moe_backward.register_fake
+def _(
+    d_out: Tensor,
+    x: Tensor,
+    topk_experts: Tensor,
+    router_weights: Tensor,
+    w_gate: Tensor,
+    w_up: Tensor,
+    w_down: Tensor,
+    shared_gate: Tensor | None,
+    shared_up: Tensor | None,
+    shared_down: Tensor | None,
+    saved: list[Tensor],
+    swiglu_limit: float | None,
+    group: str,
+    minibatch_size: int,
+    need_routed: bool,
+    need_shared: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def like(weight: Tensor | None, needed: bool) -> Tensor:
+        shape = weight.shape if needed and weight is not None else (0,)
+        return torch.empty(shape, dtype=torch.float32, device=x.device)
+
+    return (
+        torch.empty_like(x),
+        torch.empty_like(router_weights),
+        like(w_gate, need_routed),
+        like(w_up, need_routed),
+        like(w_down, need_routed),
+        like(shared_gate, need_shared),
+        like(shared_up, need_shared),
+        like(shared_down, need_shared),
+    )
+
+
+def _setup_context(
+    ctx: torch.autograd.function.FunctionCtx,
+    inputs: tuple[object, ...],
+    output: tuple[Tensor, ...],
+) -> None:
+    tensors, (limit, group, minibatch, save) = inputs[:9], inputs[9:]
+    if not save:
+        ctx.knobs = None  # type: ignore[attr-defined]
+        return
+    ctx.knobs = (limit, group, minibatch)  # type: ignore[attr-defined]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.save_for_backward(*tensors, *output[1:])  # type: ignore[arg-type]
+
+
+def _autograd(
+    ctx: torch.autograd.function.FunctionCtx, d_out: Tensor, *unused: Tensor
+) -> tuple[Tensor | None, ...]:
+    if ctx.knobs is None:  # type: ignore[attr-defined]
+        raise InputError("moe_forward was called with save=False; pass save=True for a backward.")
+    limit, group, minibatch = ctx.knobs  # type: ignore[attr-defined]
+    kept = ctx.saved_tensors  # type: ignore[attr-defined]
+    tensors, saved = kept[:9], list(kept[9:])
+    needs = ctx.needs_input_grad  # type: ignore[attr-defined]
+    gradients = moe_backward(
+        d_out.contiguous(),
+        *tensors,
+        saved,
+        limit,
+        group,
+        minibatch,
+        any(needs[3:6]),
+        any(needs[6:9]),
+    )
+    d_x, d_router, weights = gradients[0], gradients[1], gradients[2:]
+    by_weight = [
+        grad.to(tensor.dtype) if tensor is not None and need else None
+        for grad, tensor, need in zip(weights, tensors[3:9], needs[3:9], strict=True)
+    ]
+    return (
+        d_x if needs[0] else None,
+        None,
+        d_router if needs[2] else None,
+        *by_weight,
+        None,
+        None,
+        None,
+        None,
+    )
+
+
+moe_forward.register_autograd(_autograd, setup_context=_setup_context)
