@@ -9,7 +9,7 @@ verify: .venv/installed  ## the main job: the mixture-of-experts layer on 4 rank
 	$(BIN)/verify run moe --ranks 4 --report $(REPORT)
 
 test: .venv/installed  ## all tests, on all cores
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: .venv/installed  ## formatting, rules and types
 	$(BIN)/ruff check .

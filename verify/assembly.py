@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verify.captures import Layout, digest_at
+from verify.captures import Layout, as_integers, digest_at
 from verify.digests import Digest
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def pick(tensor: Tensor, layout: Layout | None, dim: int, index: Tensor, keep: T
     shape[dim] = len(index)
     whole = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
     positions = held.nonzero().flatten()
-    whole.index_copy_(dim, positions, tensor.index_select(dim, index[positions] - start))
+    # copied as integers: torch cannot index every dtype (float8, unsigned)
+    chosen = as_integers(tensor).index_select(dim, index[positions] - start)
+    as_integers(whole).index_copy_(dim, positions, chosen)
     entry = tensor[(slice(None),) * dim + (0,)].numel() if tensor.shape[dim] else 0
     return Part(whole, None, count=int(held.sum()) * entry)
 

@@ -19,7 +19,6 @@ from verify.errors import CaseError
 from verify.evidence import Facts
 from verify.hashing import digest_shard, digest_tensor
 
-
 _VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WITHOUT_MINIMUM = (torch.uint16, torch.uint32, torch.uint64)
 
@@ -52,8 +51,8 @@ def _collect(
 
     if name in tensors:
         raise CaseError(f"two outputs are called {name!r}; rename one")
-    if isinstance(value, Tensor) and value.layout != torch.strided:
-        ignored.append(f"{name} ({value.layout} tensor; return its parts)")
+    if isinstance(value, Tensor) and (kind := uncomparable(value)):
+        ignored.append(f"{name} ({kind} tensor; return its parts)")
     elif isinstance(value, Tensor):
         tensors[name] = value
     elif isinstance(value, np.ndarray) and value.dtype != object:
@@ -73,6 +72,15 @@ def _collect(
             _collect(entry, f"{name}.{index}", tensors, ignored, top=False)
     elif value is not None:
         ignored.append(f"{name} ({type(value).__name__})")
+
+
+def uncomparable(tensor: Tensor) -> str | None:
+    """What keeps a tensor from being compared bit by bit, or None."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout != torch.strided:
+        return str(tensor.layout)
+    return "quantized" if tensor.is_quantized else "meta" if tensor.is_meta else None
 
 
 def digest_at(tensor: Tensor, layout: Layout | None) -> Digest:
@@ -124,6 +132,14 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape or a.device != b.device:
         return False
     return torch.equal(_integers(a), _integers(b))
+
+
+def as_integers(tensor: Tensor) -> Tensor:
+    """A view of the same shape on signed integers; complex numbers stay as they are."""
+    if tensor.is_complex():
+        return tensor.resolve_conj().resolve_neg()
+    size = tensor.element_size()
+    return tensor.view(torch.int8 if size == 1 else _VIEWS[size])
 
 
 def _integers(tensor: Tensor) -> Tensor:

@@ -144,7 +144,12 @@ def _case_findings(
                 by_name.setdefault(name, set()).add(probe.rank)
     for name, ranks in sorted(by_name.items()):
         facts = [base[r].facts.get(name) for r in base]
-        informative = any(f is not None and f.numel > 1 and not f.constant for f in facts)
+        # one element may well stay the same, unless nothing at all responded to the inputs
+        silent = all(
+            set(base[p.rank].outputs) <= set(p.unchanged) for p in probes if p.rank in base
+        )
+        least = 1 if silent else 2
+        informative = any(f is not None and f.numel >= least and not f.constant for f in facts)
         if len(ranks) == len(probes) and informative:
             findings.append(
                 Finding(

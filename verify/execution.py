@@ -18,7 +18,15 @@ from torch import Tensor
 
 from verify import inputs as generated
 from verify import randomness
-from verify.captures import Layout, digest_at, flatten, fresh_copy, same_bits
+from verify.captures import (
+    Layout,
+    as_integers,
+    digest_at,
+    flatten,
+    fresh_copy,
+    same_bits,
+    uncomparable,
+)
 from verify.cases import Case, accepts
 from verify.errors import CaseError
 from verify.evidence import Failure
@@ -159,9 +167,11 @@ def give(
             other = generated.materialise(case.inputs[name], name, case.seed + 1)
             value = value.detach().clone()
             picks = refill.nonzero().flatten()
-            value.index_copy_(batch_dim, picks, other.index_select(batch_dim, picks))
+            chosen = as_integers(other).index_select(batch_dim, picks)
+            as_integers(value).index_copy_(batch_dim, picks, chosen)
         if rows is not None and batch_dim is not None:
-            value = value.detach().index_select(batch_dim, rows)
+            chosen = as_integers(value.detach()).index_select(batch_dim, rows)
+            value = chosen.view(value.dtype)
         if own_rows_of is not None:
             own = batch_dim is not None
             value = own_rows_of.tensors[name] if own else whole
@@ -294,7 +304,9 @@ def _collect_after(
             capture.mutated.append(name)
 
     def gradient(name: str, tensor: Tensor, layout: Layout | None) -> None:
-        if tensor.grad is not None:
+        if tensor.grad is not None and (kind := uncomparable(tensor.grad)):
+            capture.ignored.append(f"grad.{name} ({kind} tensor)")
+        elif tensor.grad is not None:
             key = f"grad.{name}"
             capture.outputs[key], capture.layouts[key] = tensor.grad, layout
 
@@ -316,8 +328,8 @@ def _collect_after(
 def _layouts(stage: Stage, outputs: Mapping[str, Tensor], group: Any) -> dict[str, Layout | None]:
     """Where each sharded output lies in the whole: the ranks of the group tell each other sizes."""
     size = dist.get_world_size(group) if group is not None else 1
-    if size == 1:
-        return dict.fromkeys(outputs)
+    if size == 1 or not any(p.kind == "sharded" for p in stage.case.placement.values()):
+        return dict.fromkeys(outputs)  # no collective where none is needed
     shapes = {name: tuple(tensor.shape) for name, tensor in outputs.items()}
     gathered: list[Any] = [None] * size
     dist.all_gather_object(gathered, shapes, group=group)

@@ -99,7 +99,9 @@ def _load(count: int) -> Iterator[Load | None]:
         started: list[subprocess.Popen[bytes]] = []
         try:
             for slot in range(count):
-                command = [sys.executable, "-S", "-c", LOAD, file.name, str(slot), str(os.getpid())]
+                arguments = [file.name, str(slot), str(os.getpid())]
+                # -I: a file called struct.py in the working folder must not be found
+                command = [sys.executable, "-IS", "-c", LOAD, *arguments]
                 with suppress(OSError):
                     started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
             load = Load(started, shared)

@@ -37,11 +37,14 @@ def probe(session: Session) -> None:
             if name in kept and tensor.numel() > 0 and same_bits(tensor, kept[name])
         ]
     elif other.failure is None:
-        # nothing to vary: the same memory handed out twice is the only sign
+        # nothing to vary: the same memory handed out twice is the only sign, except a module's
+        owned = [kept.live for state in stage.module_state.values() for kept in state.values()]
         unchanged = [
             name
             for name, tensor in other.outputs.items()
-            if name in held.outputs and _same_memory(tensor, held.outputs[name])
+            if name in held.outputs
+            and _same_memory(tensor, held.outputs[name])
+            and not any(_same_memory(tensor, one) for one in owned)
         ]
     record(
         session,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from verify.budgets import Reference, check
 from verify.captures import Layout, digest_at
+from verify.errors import CaseError
 from verify.evidence import Failure, Trouble
 from verify.execution import MAX_TRACEBACK, Capture, Stage, batch_size, execute
 from verify.inputs import generate
@@ -86,6 +87,8 @@ def run_exact(session: Session, runs: int) -> None:
             wanted[name] = str(digest_at(value, layout))
             if outputs[name] != wanted[name]:
                 differences[name] = explain(value, tensor, name)
+        for name in set(expected) - set(capture.outputs):
+            wanted[name] = str(digest_at(expected[name], None))  # a lost output is a difference
     except Exception as error:
         _raised(session, "exact", error)
         return
@@ -108,6 +111,9 @@ def _measure(
 ) -> None:
     """Every output that the reference gives, this rank's part of it."""
     expected = _expected(session, session.stage.case.reference)
+    lost = sorted(set(expected) - set(capture.outputs))
+    if lost:
+        raise CaseError(f"the reference gives {', '.join(lost)}, but the case does not return it")
     for name, tensor in capture.outputs.items():
         if name not in expected:
             skipped[name] = "the reference does not give it"

@@ -1,0 +1,278 @@
+"""`verify run` on users' files: every reason, rare faults, crashes, and hostile surroundings."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verify import results
+from verify.errors import CaseError
+from verify.running import RunOptions, joined_by_torchrun, run
+
+pytestmark = pytest.mark.slow
+
+FAULTS = """
+import os
+import neighbour
+import numpy as np, torch, verify
+
+X = {"x": verify.normal(64, 8)}
+case = verify.case(inputs=X, claims=("repeat",))
+WORKSPACE, KEPT, CALLS = torch.empty(64, 8), {}, []
+print("a lot of output\\n" * 20000)
+
+def add(x, rows):
+    return torch.zeros(4, 8).index_add_(0, rows % 4, x[rows])
+
+@case
+def consumes_global_rng(x):
+    return add(x, torch.randperm(64))
+
+@case
+def bits_differ(x):
+    keys = np.frombuffer(os.urandom(256), np.uint32)
+    return add(x, torch.from_numpy(keys.argsort(kind="stable")))
+
+@case
+def input_mutated(x):
+    return x.mul_(2).clone()
+
+@case
+def aliased_output(x):
+    return torch.mul(x, 2, out=WORKSPACE)
+
+@case
+def cached_output(x):
+    return KEPT.setdefault("x", x * 2).clone()
+
+@case
+def nothing_compared(x):
+    return "a string"
+
+@case
+def raises_sometimes(x):
+    CALLS.append(1)
+    if len(CALLS) == 4:
+        raise SystemExit("in one of five")
+    return x * 2
+
+@case
+def case_error(x):
+    raise ValueError("always")
+
+@case
+def vacuous(x):
+    return torch.ones(3)
+
+@case
+def clean(x):
+    print("more output\\n" * 2000)
+    return x * neighbour.TWO
+"""
+UNVERIFIED = {"cached-output", "nothing-compared", "case-error", "vacuous"}
+
+
+def write(folder: Path, text: str, name: str = "cases.py") -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def claims_of(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f"{c['case']}/{k['claim']}": k for c in result["cases"] for k in c["claims"]}
+
+
+def test_each_fault_of_a_user_s_file_has_its_own_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "mit Leerzeichen und Ümläuten"
+    write(folder, "TWO = 2", "neighbour.py")
+    result = run([write(folder, FAULTS, "user ☃.py")], RunOptions())
+    claims = claims_of(result)
+    assert len(claims) == 10
+    for name, claim in claims.items():
+        reason = name.partition("/")[0].replace("_", "-")
+        found = {f["reason"] for f in claim["findings"]}
+        if reason == "clean":
+            assert found == set()
+            assert claim["bound"] == pytest.approx(1 - 0.05 ** (1 / claim["executions"]))
+        else:
+            assert found == {reason}, name
+            assert claim["verdict"] == ("UNVERIFIED" if reason in UNVERIFIED else "MISMATCH")
+    assert (result["verdict"], results.exit_code(result)) == ("MISMATCH", 1)
+
+    finding = claims["consumes_global_rng/repeat"]["findings"][0]
+    text = "\n".join(finding["difference"]["lines"])
+    assert finding["tensor"] == "out"
+    assert "first: out[" in text
+    assert text.count("(0x") == 2
+    assert "%" in text
+    finding = claims["bits_differ/repeat"]["findings"][0]
+    assert finding["difference"]["suggests"]
+    assert "in one of five" in claims["raises_sometimes/repeat"]["findings"][0]["detail"]
+    assert claims["bits_differ/repeat"]["reproduce"].startswith("verify run '")
+
+
+def test_a_rare_fault_is_found_explained_and_its_rate_estimated(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+import os, torch, verify
+CALLS = [os.urandom(1)[0] % 30]  # where in the period it starts is the system's choice
+
+@verify.case(inputs={"x": verify.normal(16, 16)}, claims=("repeat",))
+def rare(x):
+    CALLS[0] += 1
+    out = x * 2
+    if CALLS[0] % 30 == 29:
+        out[5, 7] += 0.5
+    return out
+
+@verify.case(inputs={"x": verify.normal(16, 16)}, claims=("repeat",))
+def clean(x):
+    return x * 2
+""",
+    )
+    result = run([path], RunOptions(runs=100))
+    claims = claims_of(result)
+    rare, clean = claims["rare/repeat"], claims["clean/repeat"]
+    assert {f["reason"] for f in rare["findings"]} == {"bits-differ"}
+    assert rare["executions"] == 100
+    if rare["differing"] < 10:  # else the base itself was the faulty one, and all others differ
+        assert rare["differing"] in (3, 4)
+        rate, low, high = rare["rate"]
+        assert rate == rare["differing"] / 100
+        assert low < 1 / 30 < high
+    explained = [f for f in rare["findings"] if f["difference"]]
+    assert explained
+    assert "out[5,7]" in "\n".join(explained[0]["difference"]["lines"])
+    assert clean["findings"] == []
+    assert clean["bound"] == pytest.approx(1 - 0.05 ** (1 / 100))
+
+
+@pytest.mark.parametrize("end", ["os.abort()", "os._exit(13)", "os._exit(0)"])
+def test_a_process_that_dies_after_good_executions_is_no_pass(tmp_path: Path, end: str) -> None:
+    """13 is the code with which a worker says that it left its peers."""
+    path = write(
+        tmp_path,
+        f"""
+import os, torch, verify
+CALLS = []
+
+@verify.case(inputs={{"x": verify.normal(4)}}, claims=("repeat",))
+def dies(x):
+    CALLS.append(1)
+    if len(CALLS) == 10:  # in the probe, after everything that the claim needs
+        {end}
+    return x * 2
+""",
+    )
+    result = run([path], RunOptions())
+    (claim,) = claims_of(result).values()
+    assert claim["verdict"] == "UNVERIFIED"
+    assert {f["reason"] for f in claim["findings"]} == {"crashed"}
+    assert results.exit_code(result) == 3
+
+
+def test_a_call_that_never_ends_times_out(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+import time, torch, verify
+
+@verify.case(claims=("repeat",))
+def endless():
+    time.sleep(600)
+    return torch.ones(2)
+""",
+    )
+    result = run([path], RunOptions(timeout=8.0))
+    (claim,) = claims_of(result).values()
+    assert {f["reason"] for f in claim["findings"]} >= {"timed-out"}
+    assert claim["verdict"] == "UNVERIFIED"
+    assert result["seconds"] < 40
+
+
+def test_files_in_the_working_folder_shadow_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch", "verify", "json", "struct", "numpy", "typing"):
+        write(tmp_path, f"raise RuntimeError('the wrong {name}')", f"{name}.py")
+    write(tmp_path, "THREE = 3", "from_the_working_folder.py")
+    write(
+        tmp_path / "deep",
+        """
+import time
+import torch, verify
+from from_the_working_folder import THREE
+
+@verify.case(inputs={"x": verify.normal(64, 64)}, claims=("repeat", "process", "contention"))
+def clean(x):
+    time.sleep(0.1)  # long enough for a load to make progress beside it
+    return (x @ x) * THREE
+""",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, ""])
+    result = run(["deep/cases.py"], RunOptions(processes=1))
+    details = [f["detail"] for c in claims_of(result).values() for f in c["findings"]]
+    assert (result["verdict"], details) == ("VERIFIED", [])
+
+
+def test_a_file_that_checks_itself_at_import_does_not_start_workers_without_end(
+    tmp_path: Path,
+) -> None:
+    path = write(
+        tmp_path,
+        """
+import torch, verify
+
+@verify.case(claims=("repeat",))
+def plain():
+    return torch.arange(3.0)
+
+OUTCOME = verify.check(plain)
+""",
+    )
+    result = run([path], RunOptions())
+    (claim,) = claims_of(result).values()
+    assert claim["verdict"] == "UNVERIFIED"
+    assert "__main__" in claim["findings"][0]["detail"]
+    assert result["seconds"] < 60
+
+
+def test_a_setup_that_differs_in_every_process_proves_nothing(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """
+import os, torch, verify
+
+def setup():
+    return {"x": torch.frombuffer(bytearray(os.urandom(64)), dtype=torch.int32)}
+
+@verify.case(setup=setup, claims=("repeat", "process"))
+def f(x):
+    return x + 1
+""",
+    )
+    claims = claims_of(run([path], RunOptions(processes=1)))
+    assert claims["f/repeat"]["verdict"] == "VERIFIED"
+    assert {f["reason"] for f in claims["f/process"]["findings"]} == {"input-mismatch"}
+    assert claims["f/process"]["verdict"] == "UNVERIFIED"
+
+
+def test_nothing_to_run_and_torchrun_s_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(CaseError):
+        run([], RunOptions())
+    with pytest.raises(CaseError, match="no such file"):
+        run([str(tmp_path / "gone.py")], RunOptions())
+    assert not joined_by_torchrun()
+    for name, value in (("RANK", "0"), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert not joined_by_torchrun()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert joined_by_torchrun()

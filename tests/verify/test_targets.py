@@ -1,0 +1,134 @@
+"""Targets: files with odd names and neighbours, patterns, close names, one import per process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verify.errors import CaseError
+from verify.targets import builtin, find, import_file, loaded_from
+
+SOURCE = """
+import torch, verify
+LOADED = []
+@verify.case
+def alpha():
+    return torch.ones(2)
+beta = verify.case(name="group/beta")(lambda: torch.ones(2))
+table = [verify.case(name="group/gamma")(lambda: torch.ones(2)), alpha]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean_path() -> Iterator[None]:
+    before, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = before
+    for name in set(sys.modules) - modules:
+        sys.modules.pop(name)
+
+
+def write(path: Path, text: str = SOURCE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_cases_of_a_file_in_order_each_with_a_target_of_its_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "mit Leerzeichen und Ümläuten" / "case file ☃.py")
+    found = find(str(path))
+    assert [one.case.name for one in found] == ["alpha", "group/beta", "group/gamma"]
+    for one in found:
+        again = find(one.target)
+        assert [a.case for a in again] == [one.case]
+        assert again[0].case is one.case, "a file is imported once"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("alpha", ["alpha"]),
+        ("group", ["group/beta", "group/gamma"]),
+        ("*a", ["alpha", "group/beta", "group/gamma"]),
+        ("group/g*", ["group/gamma"]),
+    ],
+)
+def test_selection(tmp_path: Path, name: str, expected: list[str]) -> None:
+    path = write(tmp_path / "cases.py")
+    assert [one.case.name for one in find(f"{path}::{name}")] == expected
+
+
+def test_close_names_are_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "cases.py")
+    with pytest.raises(CaseError, match=r"no case 'alhpa'.*did you mean alpha"):
+        find(f"{path}::alhpa")
+    with pytest.raises(CaseError, match=r"no case 'mo'.*moe"):
+        find("mo")
+    empty = write(tmp_path / "empty.py", "x = 1")
+    with pytest.raises(CaseError, match=r"holds no cases"):
+        find(str(empty))
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CaseError, match=r"no such file: .*gone.py"):
+        find(str(tmp_path / "gone.py"))
+    with pytest.raises(CaseError, match=r"cannot import module 'no_such_package_x'"):
+        find("no_such_package_x:case")
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(CaseError, match="not a Python file"):
+        find(str(tmp_path / "notes.txt"))
+
+
+def test_two_cases_of_one_name(tmp_path: Path) -> None:
+    twice = SOURCE + "\nother = verify.case(name='alpha')(lambda: torch.zeros(2))\n"
+    with pytest.raises(CaseError, match="two cases called 'alpha'"):
+        find(str(write(tmp_path / "twice.py", twice)))
+
+
+def test_neighbours_are_importable_but_shadow_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "neighbour_of_the_case.py", "VALUE = 3")
+    write(tmp_path / "torch.py", "raise RuntimeError('the wrong torch')")
+    write(tmp_path / "verify.py", "raise RuntimeError('the wrong verify')")
+    write(tmp_path / "json.py", "raise RuntimeError('the wrong json')")
+    path = write(
+        tmp_path / "cases.py",
+        "import json, neighbour_of_the_case as n; assert n.VALUE == 3\n" + SOURCE,
+    )
+    assert len(find(str(path))) == 3
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_a_file_that_raises_leaves_no_half_module(tmp_path: Path) -> None:
+    path = write(tmp_path / "broken.py", "import torch\nraise KeyError('at import')")
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            import_file(path)
+    assert loaded_from(path) is None
+
+
+def test_files_of_one_name_in_two_folders_do_not_meet(tmp_path: Path) -> None:
+    a = write(tmp_path / "a" / "cases.py", SOURCE + "\nWHERE = 'a'")
+    b = write(tmp_path / "b" / "cases.py", SOURCE + "\nWHERE = 'b'")
+    assert import_file(a).WHERE == "a"
+    assert import_file(b).WHERE == "b"
+
+
+def test_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a_package_here" / "__init__.py", "")
+    write(tmp_path / "a_package_here" / "inner.py")
+    monkeypatch.chdir(tmp_path)
+    found = find("a_package_here.inner:group")
+    assert [one.target for one in found] == [
+        "a_package_here.inner:group/beta",
+        "a_package_here.inner:group/gamma",
+    ]
+
+
+def test_builtin_names_are_unique_and_moe_brings_its_exact_twins() -> None:
+    names = [one.case.name for one in builtin()]
+    assert len(set(names)) == len(names)
+    assert [one.case.name for one in find("moe")] == names
+    assert len(find("moe/exact-*")) == len(names) - 2

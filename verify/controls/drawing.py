@@ -1,0 +1,34 @@
+"""The text of a controls report: one line per control, and the counts as the last line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from verify.rendering.escaping import printable
+
+
+def text(outcome: Mapping[str, Any]) -> str:
+    """Drawn from the JSON alone: `NAME control=caught twin=clean` and what was expected."""
+    width = max((len(one["name"]) for one in outcome["controls"]), default=0)
+    lines = []
+    for one in outcome["controls"]:
+        caught = "caught" if one["fault"] == "caught" else "MISSED"
+        clean = "clean" if one["twin"] == "clean" else "ALARM"
+        name, detail = printable(one["name"]), printable(one["detail"])
+        lines.append(f"{name:{width}}  control={caught} twin={clean}  {detail}")
+    if outcome["disabled"]:
+        lines.append(f"switched off: {', '.join(map(printable, outcome['disabled']))}")
+    if outcome["failed"]:
+        lines.append(f"failed: {', '.join(map(printable, outcome['failed']))}")
+    counts = (
+        f"{outcome['faults']} faults, {outcome['caught']} caught,"
+        f" {outcome['twins']} twins, {outcome['clean']} clean"
+    )
+    if outcome["faults"] and outcome["clean"] == outcome["twins"]:
+        counts = (
+            f"{outcome['faults']} faults, {outcome['caught']} caught,"
+            f" {outcome['twins']} twins clean"
+        )
+    lines.append(f"controls: {counts}" if outcome["faults"] else "controls: nothing ran")
+    return "\n".join(lines)
