@@ -26,7 +26,7 @@ from verify.messages import failure_text
 from verify.plans import RunOptions, plan_of, with_options
 from verify.reasons import Verdict
 from verify.sessions import Session
-from verify.targets import Found, loaded_from
+from verify.targets import Found, cases_in, loaded_from
 from verify.verdicts import CaseVerdict
 
 IN_PROCESS = ("repeat", "memory", "threads", "history")
@@ -124,7 +124,7 @@ def assert_repeatable(
         verdict,
         notes=[
             *verdict.notes,
-            "not checked: process (a call is checked in its own process; use a case and `verify run`)",
+            "not checked: process (a call stays in its own process; use a case and `verify run`)",
             "not checked: whether the result depends on its inputs (the arguments were given)",
         ],
     )
@@ -191,6 +191,6 @@ def target_of(case: Case) -> str | None:
     if path is None or "<locals>" in getattr(function, "__qualname__", "<locals>"):
         return None
     module = loaded_from(Path(path))
-    if module is None or not any(value is case for value in vars(module).values()):
+    if module is None or not any(one is case for one in cases_in(module)):
         return None
     return f"{path}::{case.name}"

@@ -4,8 +4,8 @@ Two parts, both needed, since each is blind to what the other sees. (1) |result 
 inside a budget made of the arithmetic itself: rounding of terms, accumulation, output cast; per
 element, reported for the worst row, never pooled. (2) Against a float64 computation that rounds
 where the contract rounds, an element may differ only where the unrounded value lies so near a
-rounding border that the low-precision accumulation may fall on the other side. An early or missing rounding passes
-(1) and fails (2). There is no default tolerance.
+rounding border that the low-precision accumulation may fall on the other side. An early or missing
+rounding passes (1) and fails (2). There is no default tolerance.
 """
 
 from __future__ import annotations

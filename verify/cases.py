@@ -45,8 +45,8 @@ class Case:
         gradients and become outputs called `grad.NAME`.
     inputs: name -> spec (see `verify.normal`, `verify.integers`, ...), the same bits everywhere.
     setup: returns a mapping of further arguments: tensors, torch.nn.Modules (their parameters and
-        buffers are restored before every execution) or anything else, passed on as it is. It runs
-        once per process, with the global generators seeded.
+        buffers are restored before every execution), torch.Generators (restored too) or anything
+        else, passed on as it is. It runs once per process, with the global generators seeded.
     claims: what is promised; see CLAIMS. Promising what cannot be checked gives UNVERIFIED.
     placement: tensor name or pattern -> verify.replicated, verify.sharded(dim) or verify.local.
     batch: tensor name or pattern -> the dimension along which its entries are independent.
@@ -56,7 +56,8 @@ class Case:
     mutates: inputs that `execute` may write to; what it leaves there becomes an output.
     constants: outputs that do not depend on the inputs.
     random: True when drawing from the global generators is intended.
-    gradients: False to take none.
+    gradients: False to take none. None are taken either when `execute` calls backward itself;
+        what it leaves in `.grad` is compared.
     reference: called with (inputs, upstream, view), returns name -> verify.Reference.
     exact: called with (inputs, upstream, view), returns name -> tensor to equal bit for bit.
     sources: files that this case covers, besides the one that holds it.

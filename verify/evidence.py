@@ -112,8 +112,22 @@ class Plan:
     source_digest: str = ""
 
 
-Record = Execution | Trouble | Plan
-_KINDS: dict[str, type] = {"execution": Execution, "trouble": Trouble, "plan": Plan}
+@dataclass(frozen=True)
+class Finished:
+    """Says that one rank has done everything for a case: a later death does not touch it."""
+
+    case: str
+    rank: int
+    process: int = 0
+
+
+Record = Execution | Trouble | Plan | Finished
+_KINDS: dict[str, type] = {
+    "execution": Execution,
+    "trouble": Trouble,
+    "plan": Plan,
+    "finished": Finished,
+}
 
 
 def to_line(record: Record) -> str:

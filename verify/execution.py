@@ -56,6 +56,7 @@ class Stage:
     modules: dict[str, torch.nn.Module]
     module_state: dict[str, dict[str, Kept]]
     others: dict[str, Any]
+    own_generators: dict[str, Tensor]
     generators: randomness.GeneratorState
 
 
@@ -118,7 +119,10 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
         if isinstance(value, Tensor):
             tensors[name] = fresh_copy(value).requires_grad_(value.requires_grad)
     state = {name: _state_of(module) for name, module in modules.items()}
-    stage = Stage(case, rank, world, group, tensors, modules, state, others, randomness.snapshot())
+    own = {n: v.get_state().clone() for n, v in others.items() if isinstance(v, torch.Generator)}
+    stage = Stage(
+        case, rank, world, group, tensors, modules, state, others, own, randomness.snapshot()
+    )
     batch_size(stage)  # raises for a wrong declaration, here where it is a failed setup
     return stage
 
@@ -218,6 +222,8 @@ def execute(
     }
     for name, module in stage.modules.items():
         _restore(module, stage.module_state[name])
+    for name, generator_state in stage.own_generators.items():
+        stage.others[name].set_state(generator_state)
     if arm == "free":
         randomness.scatter()
     else:
@@ -233,9 +239,9 @@ def execute(
         capture.outputs, capture.ignored = flatten(returned)
         own = time.perf_counter() - ready
         capture.layouts = _layouts(stage, capture.outputs, group)
-        heads = (
-            {n: t for n, t in capture.outputs.items() if t.requires_grad} if case.gradients else {}
-        )
+        heads = {n: t for n, t in capture.outputs.items() if t.requires_grad}
+        if not case.gradients or _has_gradients(stage, copies):
+            heads = {}  # not wanted, or the function has called backward itself
         for name, tensor in heads.items():
             known = (upstream or {}).get(name)
             if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
@@ -270,6 +276,11 @@ def restore_modules(stage: Stage) -> None:
         _restore(module, stage.module_state[name])
         for kept in stage.module_state[name].values():
             kept.live.grad = kept.grad
+
+
+def _has_gradients(stage: Stage, copies: Mapping[str, Tensor]) -> bool:
+    parameters = (p for module in stage.modules.values() for p in module.parameters())
+    return any(leaf.grad is not None for leaf in (*copies.values(), *parameters))
 
 
 def _restore(module: torch.nn.Module, state: Mapping[str, Kept]) -> None:

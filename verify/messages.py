@@ -1,4 +1,4 @@
-"""The text of a failed assertion: verdict first, what differed, and the command that shows it again."""
+"""The text of a failed assertion: verdict first, what differed, the command that shows it again."""
 
 from __future__ import annotations
 

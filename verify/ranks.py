@@ -97,7 +97,7 @@ def _start(spec: WorkerSpec) -> Watched:
 
 
 def worker_command(spec: Path) -> list[str]:
-    """How a worker is started; -P, so that a file called verify.py here cannot shadow the package."""
+    """How a worker is started; -P, since a file verify.py here must not shadow the package."""
     return [sys.executable, "-P", "-m", "verify.workers", str(spec)]
 
 

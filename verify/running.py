@@ -22,7 +22,7 @@ from verify import results
 from verify.decision import decide
 from verify.environment import environment
 from verify.errors import CaseError
-from verify.evidence import Execution, Plan, Record, Trouble
+from verify.evidence import Execution, Finished, Plan, Record, Trouble
 from verify.plans import RunOptions, plans_of, with_options
 from verify.ranks import Outcome, run_workers
 from verify.targets import Found, find
@@ -167,12 +167,20 @@ def _troubles(
     """What deaths and time-outs mean for the claims."""
     troubles: list[Record] = []
     claim = "process" if process else None
+    finished = {(r.case, r.rank) for r in outcome.records if isinstance(r, Finished)}
+    open_cases = {
+        rank: [plan.case for _, plan in cases if (plan.case, rank) not in finished]
+        for rank in range(ranks)
+    }
     for _, plan in cases:
         for rank, death in sorted(outcome.deaths.items()):
+            # a death between two cases, or after the last one, concerns all of them
+            if open_cases[rank] and plan.case not in open_cases[rank]:
+                continue
             reason = "missing-rank" if ranks > 1 else "crashed"
             who = f"rank {rank}" if ranks > 1 else "the process"
             troubles.append(Trouble(plan.case, reason, f"{who} {death}", claim, rank, process))
-        if outcome.timed_out:
+        if outcome.timed_out and any(plan.case in names for names in open_cases.values()):
             detail = f"no execution ended for {options.timeout:.0f} s"
             troubles.append(Trouble(plan.case, "timed-out", detail, claim, None, process))
     return troubles

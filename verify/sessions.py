@@ -14,13 +14,13 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from verify.comparison import compare
-from verify.explanation import suggest
 
 from verify.assembly import Part, differing_wholes
 from verify.captures import Layout, digest_at, facts_of, same_bits
+from verify.comparison import compare
 from verify.evidence import BASE, FIRST, Execution, Facts, Failure, Plan, Record
 from verify.execution import Capture, Given, Stage, execute, give
+from verify.explanation import suggest
 
 Effect = tuple[Mapping[str, Any], bool]
 MAX_EXPLAINED = 4  # differing executions per claim that are explained in full
@@ -189,7 +189,7 @@ def settle_sum(
 ) -> None:
     """Records this rank's parts of what came out and of what the base says it should be.
 
-    The parts' digests add up over ranks; tensors are gathered only when the sums differ, to explain.
+    The parts' digests add up over ranks; tensors are gathered only to explain sums that differ.
     """
     started = time.perf_counter()
     failure = session.agree(capture.failure)

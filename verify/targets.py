@@ -1,7 +1,7 @@
 """From what a user types to cases: `file.py::case`, `file.py`, `package.module:case`, or a name.
 
-Importing a user's file runs it, as pytest would. Its folder goes to the end of the path, so that its
-neighbours can be imported.
+Importing a user's file runs it, as pytest would. Its folder goes to the end of the path, so that
+its neighbours can be imported.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _select(found: list[Found], name: str, target: str) -> list[Found]:
     )
 
 
-def _cases_in(module: ModuleType) -> list[Case]:
+def cases_in(module: ModuleType) -> list[Case]:
     cases: list[Case] = []
     for value in vars(module).values():
         for one in value if isinstance(value, list | tuple) else (value,):
@@ -101,12 +101,12 @@ def _of_module(name: str) -> list[Found]:
         module = importlib.import_module(name)
     except ImportError as error:
         raise CaseError(f"cannot import module {name!r}: {error}") from error
-    return [Found(case, f"{name}:{case.name}") for case in _cases_in(module)]
+    return [Found(case, f"{name}:{case.name}") for case in cases_in(module)]
 
 
 def _of_file(path: str) -> list[Found]:
     module = import_file(Path(path))
-    return [Found(case, f"{path}::{case.name}") for case in _cases_in(module)]
+    return [Found(case, f"{path}::{case.name}") for case in cases_in(module)]
 
 
 def import_file(path: Path) -> ModuleType:

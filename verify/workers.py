@@ -1,4 +1,4 @@
-"""One worker process: a rank of the main run, or of a fresh process. `python -m verify.workers SPEC`.
+"""One worker process: a rank of the main run, or of a fresh one; `python -m verify.workers SPEC`.
 
 It beats while it lives, appends every record to its own evidence file at once, and writes a last
 line when it is done: what was reported before a death is kept, and a death is seen for what it is.
@@ -17,7 +17,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verify.evidence import BASE, FIRST, Execution, Failure, Plan, Record, from_line, to_line
+from verify.errors import CaseError
+from verify.evidence import (
+    BASE,
+    FIRST,
+    Execution,
+    Failure,
+    Finished,
+    Plan,
+    Record,
+    Trouble,
+    from_line,
+    to_line,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,10 +71,14 @@ class WorkerSpec:
 
 
 class Agreement:
-    """Keeps ranks in step through a store, so that one failing rank does not leave others waiting."""
+    """Keeps ranks in step through a store, so that one failing rank leaves no others waiting.
 
-    def __init__(self, store: Any, rank: int, world: int, name: str) -> None:
+    A rank that succeeded waits `limit` seconds for its peers, one that failed waits PEER_GRACE.
+    """
+
+    def __init__(self, store: Any, rank: int, world: int, name: str, limit: float = 300.0) -> None:
         self.store, self.rank, self.world, self.name = store, rank, world, name
+        self.limit = limit
         self.count = 0
         self.abandoned = False
 
@@ -73,7 +89,7 @@ class Agreement:
         self.count += 1
         key = f"{self.name}/{self.count}"
         self.store.set(f"{key}/{self.rank}", "error" if failure else "ok")
-        deadline = time.monotonic() + PEER_GRACE
+        deadline = time.monotonic() + (self.limit if failure is None else PEER_GRACE)
         waiting = set(range(self.world)) - {self.rank}
         failed: list[int] = []
         while waiting:
@@ -88,9 +104,12 @@ class Agreement:
                 if failure is not None and origin != self.rank:
                     return Failure(failure.type, failure.message, failure.traceback, True)
                 break
-            if failure is not None and time.monotonic() > deadline and waiting:
+            if time.monotonic() > deadline and waiting:
                 self.store.set(f"{self.name}/abandoned", str(self.rank))
                 self.abandoned = True
+                if failure is None:
+                    text = f"ranks {sorted(waiting)} did not answer for {self.limit:.0f} s"
+                    return Failure("PeerLost", text, "", True)
                 break
             time.sleep(0.0005)
         if failure is None and failed:
@@ -190,7 +209,7 @@ def run_cases(
 
     trusted = _trusted(spec) if spec.process else {}
     for index, (found, plan) in enumerate(cases, start=spec.first_index):
-        agree = Agreement(store, spec.rank, spec.world, f"p{spec.process}/c{index}")
+        agree = Agreement(store, spec.rank, spec.world, f"p{spec.process}/c{index}", spec.timeout)
 
         def emit_in_step(record: Record, agree: Agreement = agree) -> None:
             emit(record)
@@ -200,6 +219,7 @@ def run_cases(
         stage = set_up(_with_plan(found, plan), spec.rank, spec.world, group, agree)
         if not isinstance(stage, Stage):
             report_setup_failure(emit_in_step, plan, spec.rank, stage, spec.process)
+            emit(Finished(plan.case, spec.rank, spec.process))
             continue
         session = Session(
             stage,
@@ -214,11 +234,19 @@ def run_cases(
             session.trusted = trusted.get(plan.case, {})
             kept = _kept_path(spec, index)
             session.load_trusted = lambda name, kept=kept: _load(kept, name)  # type: ignore[misc]
-            first(session)
-            continue
-        conduct(session)
-        if "process" in plan.claims and session.base is not None:
+        try:
+            first(session) if spec.process else conduct(session)
+        except CaseError as error:
+            # a wrong declaration shows on all ranks alike, so they stay in step
+            emit_in_step(_declared_wrongly(plan, spec, error))
+        if not spec.process and "process" in plan.claims and session.base is not None:
             _keep(_kept_path(spec, index), session.base.kept)
+        emit(Finished(plan.case, spec.rank, spec.process))
+
+
+def _declared_wrongly(plan: Plan, spec: WorkerSpec, error: CaseError) -> Trouble:
+    claim = "process" if spec.process else None
+    return Trouble(plan.case, "case-error", str(error), claim, spec.rank, spec.process)
 
 
 def _with_plan(found: Found, plan: Plan) -> Found:

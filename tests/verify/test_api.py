@@ -239,3 +239,28 @@ def test_assert_bitwise() -> None:
         verify.assert_bitwise([], [])
     nan = torch.tensor([float("nan")])
     verify.assert_bitwise(nan, nan.clone())
+
+
+def own_backward(x: torch.Tensor) -> torch.Tensor:
+    loss = (x * x).sum()
+    loss.backward()
+    return loss
+
+
+def test_a_function_that_calls_backward_itself_has_its_gradients_compared() -> None:
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    verdict = verify.assert_repeatable(own_backward, x)
+    assert "grad.x" in verdict.claims[0].compared
+    assert x.grad is None
+
+
+def drawn(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return x + torch.rand(x.shape, generator=generator)
+
+
+def test_a_generator_among_the_arguments_is_restored_for_every_execution() -> None:
+    generator = torch.Generator().manual_seed(3)
+    verify.assert_repeatable(drawn, torch.ones(4), generator)
+    unseeded = torch.Generator()
+    with pytest.raises(AssertionError, match="bits-differ"):
+        verify.assert_repeatable(lambda x: drawn(x, unseeded), torch.ones(4))

@@ -276,3 +276,60 @@ def test_nothing_to_run_and_torchrun_s_environment(
     assert not joined_by_torchrun()
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert joined_by_torchrun()
+
+
+SEQUENCE = """
+import os, torch, verify
+
+X = {"x": verify.normal(16, 4, requires_grad=True)}
+case = verify.case(inputs=X, claims=("repeat",))
+
+@case
+def a_before(x):
+    return x * 2
+
+@case
+def b_dies(x):
+    os._exit(7)
+
+@case
+def c_after(x):
+    return x * 3
+"""
+
+
+def test_a_crash_does_not_touch_the_cases_that_were_finished(tmp_path: Path) -> None:
+    file = tmp_path / "sequence.py"
+    file.write_text(SEQUENCE)
+    found = {one["case"]: one for one in run([str(file)], RunOptions())["cases"]}
+    assert found["a_before"]["verdict"] == "VERIFIED"
+    for name in ("b_dies", "c_after"):
+        reasons = [f["reason"] for f in found[name]["claims"][0]["findings"]]
+        assert reasons == ["crashed"]
+
+
+DECLARED = """
+import torch, verify
+
+def wrong(total, parts):
+    return [total] * parts
+
+@verify.case(
+    inputs={"x": verify.normal(16, 4)},
+    placement={"x": verify.sharded(0, wrong), "out": verify.sharded(0)},
+    claims=("repeat",), ranks=2,
+)
+def misplaced(x):
+    return x * 2
+"""
+
+
+def test_sizes_that_do_not_add_up_are_a_case_error_and_no_missing_rank(tmp_path: Path) -> None:
+    file = tmp_path / "declared.py"
+    file.write_text(DECLARED)
+    (case,) = run([str(file)], RunOptions())["cases"]
+    reasons = {f["reason"] for claim in case["claims"] for f in claim["findings"]}
+    details = [f["detail"] for claim in case["claims"] for f in claim["findings"]]
+    assert "case-error" in reasons
+    assert "missing-rank" not in reasons
+    assert any("must give 2 numbers >= 0 that add up to 16" in detail for detail in details)

@@ -142,3 +142,14 @@ def test_evidence_of_before_a_death_is_kept(tmp_path: Path) -> None:
     records, done = read_evidence(path)
     assert [r.detail for r in records if isinstance(r, Trouble)] == ["0", "1"]
     assert not done
+
+
+def test_a_rank_that_succeeded_does_not_wait_for_ever_either() -> None:
+    store = dist.HashStore()
+    lonely = Agreement(store, 0, 2, "p0/c0", limit=0.05)
+    failure = lonely(None)
+    assert failure is not None
+    assert failure.type == "PeerLost"
+    assert "[1]" in failure.message
+    assert failure.after_peer
+    assert lonely.abandoned
