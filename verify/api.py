@@ -20,12 +20,13 @@ from verify.conduct import conduct, report_setup_failure, set_up
 from verify.decision import decide
 from verify.errors import CaseError
 from verify.evidence import Failure, Plan, Record, Trouble
-from verify.execution import Stage, restore_modules
+from verify.execution import restore_modules
 from verify.explanation import suggest
 from verify.messages import failure_text
 from verify.plans import RunOptions, plan_of, with_options
 from verify.reasons import Verdict
 from verify.sessions import Session
+from verify.staging import Stage
 from verify.targets import Found, cases_in, loaded_from
 from verify.verdicts import CaseVerdict
 

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from verify.conditions import CONDITIONS
 from verify.conditions.history import probe
 from verify.evidence import BASE, RETRY, Failure, Plan, Record, Trouble
-from verify.execution import MAX_TRACEBACK, Stage, execute, prepare
+from verify.execution import MAX_TRACEBACK, execute
 from verify.sessions import Session, first, record
+from verify.staging import Stage, prepare
 from verify.targets import Found
 
 RETRIES = 2

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verify import agreement
+from verify import agreement, suspicions
 from verify.evidence import BASE, FIRST, PROBE, RETRY, Execution, Plan, Record, Trouble
-from verify.placements import lookup
 from verify.reasons import Verdict, worst
 from verify.statistics import rate_interval, undetected_rate
 from verify.verdicts import CaseVerdict, ClaimVerdict, Finding, RankEvidence
@@ -34,13 +33,13 @@ def decide(
     probes = [e for e in executions if e.claim == BASE and e.variant == PROBE]
     retries = [e for e in executions if e.claim == BASE and e.variant == RETRY]
     told = any(t.claim is None for t in troubles)
-    common = _case_findings(plan, base, probes, told)
+    common = suspicions.case_findings(plan, base, probes, told)
     claims = []
     for claim in plan.claims:
         own = [e for e in executions if e.claim == claim]
         relevant = [t for t in troubles if t.claim in (None, claim)]
         claims.append(_decide_claim(plan, claim, base, own, relevant, common, retries, disabled))
-    return CaseVerdict(plan.case, plan.target, claims, _notes(plan, base, probes))
+    return CaseVerdict(plan.case, plan.target, claims, suspicions.notes(plan, base, probes))
 
 
 def _decide_claim(
@@ -56,11 +55,17 @@ def _decide_claim(
     findings = [*common, *(_of_trouble(trouble) for trouble in troubles)]
     lost = {t.rank for t in troubles if t.reason == "missing-rank" and t.rank is not None}
     everything = [*base.values(), *retries, *own]
-    findings += _failures([e for e in everything if not _after_death(e, everything, lost)])
-    findings += _conduct(own)
-    other_inputs = _inputs(plan, base, own)
+    findings += suspicions.failures(
+        [e for e in everything if not suspicions.after_death(e, everything, lost)]
+    )
+    findings += suspicions.conduct(own)
+    other_inputs = suspicions.input_findings(plan, base, own)
     comparable = [
-        e for e in own if e.failure is None and not _other_inputs(base, e) and _judged(plan, e)
+        e
+        for e in own
+        if e.failure is None
+        and not suspicions.other_inputs_given(base, e)
+        and suspicions.judged(plan, e)
     ]
     counted = [e for e in comparable if e.in_effect]
     # a difference counts although the condition was not in effect; equality then does not
@@ -101,7 +106,9 @@ def _decide_claim(
         rate=rate_interval(runs_differing, tried) if runs_differing else None,
         ranks=[_rank_evidence(rank, own, differing) for rank in range(plan.ranks)],
         compared=sorted(compared),
-        not_compared={n: why for e in own for n, why in e.not_compared.items()},
+        not_compared={
+            n: why for e in own for n, why in e.not_compared.items() if n not in compared
+        },
         requested=_distinct([e.requested for e in own]),
         effective=_distinct([e.effective for e in own]),
         measurements=_worst_measurements(own),
@@ -112,164 +119,10 @@ def _decide_claim(
 _MEASURED = ("reference", "exact")
 
 
-def _case_findings(
-    plan: Plan, base: dict[int, Execution], probes: Sequence[Execution], told: bool
-) -> list[Finding]:
-    """What holds for every claim, since every claim compares with the base execution.
-
-    `told`: a trouble already says why executions are missing.
-    """
-    findings: list[Finding] = []
-    for rank in range(plan.ranks):
-        if rank not in base and not told:
-            reason = "missing-rank" if plan.ranks > 1 else "not-run"
-            findings.append(Finding(reason, "no base execution was reported", rank=rank))
-    done = [e for e in base.values() if e.failure is None]
-    if done and not any(e.outputs for e in done):
-        ignored = sorted({name for e in done for name in e.not_compared})
-        found = f"; it returned {', '.join(ignored)}" if ignored else ""
-        findings.append(Finding("nothing-compared", f"the case returned no tensors{found}"))
-    elif done and all(
-        facts.constant or not facts.numel for e in done for facts in e.facts.values()
-    ):
-        findings.append(
-            Finding("vacuous", "every output is empty or has the same value in every element")
-        )
-    findings += _conduct([*base.values(), *probes])
-    findings += _replicas_of_inputs(plan, base)
-    by_name: dict[str, set[int]] = {}
-    for probe in probes:
-        for name in probe.unchanged:
-            if not any(lookup({pattern: True}, name) for pattern in plan.constants):
-                by_name.setdefault(name, set()).add(probe.rank)
-    for name, ranks in sorted(by_name.items()):
-        facts = [base[r].facts.get(name) for r in base]
-        # one element may well stay the same, unless nothing at all responded to the inputs
-        silent = all(
-            set(base[p.rank].outputs) <= set(p.unchanged) for p in probes if p.rank in base
-        )
-        least = 1 if silent else 2
-        informative = any(f is not None and f.numel >= least and not f.constant for f in facts)
-        if len(ranks) == len(probes) and informative:
-            findings.append(
-                Finding(
-                    "cached-output",
-                    f"{name} did not change when the inputs did",
-                    tensor=name,
-                    variant=PROBE,
-                )
-            )
-    return findings
-
-
 def _of_trouble(trouble: Trouble) -> Finding:
     return Finding(
         trouble.reason, trouble.detail, rank=trouble.rank, process=trouble.process or None
     )
-
-
-def _failures(everything: Sequence[Execution]) -> list[Finding]:
-    """Exceptions: in every execution it is a broken case, in some it is a mismatch."""
-    failed = [e for e in everything if e.failure is not None and not e.failure.after_peer]
-    if not failed:
-        # a peer's failure that no peer reported: the evidence of that peer is missing
-        return [
-            Finding("missing-rank", e.failure.message, rank=e.rank, run=e.run, variant=e.variant)
-            for e in everything
-            if e.failure is not None
-        ]
-    succeeded = [e for e in everything if e.failure is None]
-    reason = "raises-sometimes" if succeeded else "case-error"
-    return [
-        Finding(
-            reason,
-            f"{e.failure.type}: {e.failure.message}" if e.failure else "",
-            rank=e.rank,
-            run=e.run,
-            process=e.process or None,
-            variant=e.variant,
-            difference={"traceback": e.failure.traceback} if e.failure else None,
-        )
-        for e in failed
-    ]
-
-
-def _after_death(e: Execution, everything: Sequence[Execution], lost: set[int]) -> bool:
-    """Whether it raised in an execution that a lost rank never reported: that is why, or may be."""
-    if e.failure is None or not lost:
-        return False
-    key = (e.claim, e.variant, e.run, e.process)
-    done = {o.rank for o in everything if (o.claim, o.variant, o.run, o.process) == key}
-    return bool(lost - done)
-
-
-def _conduct(executions: Sequence[Execution]) -> list[Finding]:
-    """Inputs that were written to, and results that were overwritten later."""
-    findings = []
-    for e in executions:
-        where = {"rank": e.rank, "run": e.run, "variant": e.variant}
-        for name in e.mutated:
-            detail = f"input {name} has other bits after the execution"
-            findings.append(Finding("input-mutated", detail, tensor=name, **where))  # type: ignore[arg-type]
-        for name in e.overwritten:
-            detail = f"{name}, still held by the caller, was overwritten by the next call"
-            findings.append(Finding("aliased-output", detail, tensor=name, **where))  # type: ignore[arg-type]
-    seen: dict[tuple[str, str | None], Finding] = {}
-    for finding in findings:
-        seen.setdefault((finding.reason, finding.tensor), finding)
-    return list(seen.values())
-
-
-def _replicas_of_inputs(plan: Plan, base: dict[int, Execution]) -> list[Finding]:
-    findings = []
-    names = sorted({name for e in base.values() for name in e.inputs})
-    for name in names:
-        if agreement.kind_of(plan, name) in ("sharded", "local"):
-            continue
-        values = {rank: e.inputs[name] for rank, e in base.items() if name in e.inputs}
-        if len(set(values.values())) > 1:
-            common = max(set(values.values()), key=list(values.values()).count)
-            odd = sorted(rank for rank, value in values.items() if value != common)
-            findings.append(
-                Finding("input-mismatch", f"input {name} differs on ranks {odd}", tensor=name)
-            )
-    return findings
-
-
-def _judged(plan: Plan, e: Execution) -> bool:
-    """Left free, the generators of a case that draws from them on purpose prove nothing."""
-    return not (plan.random and e.arm == "free")
-
-
-def _other_inputs(base: dict[int, Execution], e: Execution) -> bool:
-    """Whether an execution that should have had the base's inputs had others."""
-    first = base.get(e.rank)
-    return first is not None and e.same_inputs and dict(e.inputs) != dict(first.inputs)
-
-
-def _inputs(plan: Plan, base: dict[int, Execution], own: Sequence[Execution]) -> list[Finding]:
-    """The same inputs in every execution that is compared with the base."""
-    findings = []
-    for e in own:
-        first = base.get(e.rank)
-        if first is None or not e.same_inputs:
-            continue
-        wrong = sorted(
-            n for n in {*e.inputs, *first.inputs} if e.inputs.get(n) != first.inputs.get(n)
-        )
-        for name in wrong:
-            findings.append(
-                Finding(
-                    "input-mismatch",
-                    f"input {name} differs from the base execution's",
-                    tensor=name,
-                    rank=e.rank,
-                    run=e.run,
-                    process=e.process or None,
-                    variant=e.variant,
-                )
-            )
-    return findings
 
 
 def _broken(base: dict[int, Execution]) -> bool:
@@ -330,34 +183,6 @@ def _rank_evidence(
     )
 
 
-def _notes(plan: Plan, base: dict[int, Execution], probes: Sequence[Execution]) -> list[str]:
-    """What is true and worth knowing, but no finding."""
-    notes = []
-    consumed = sorted({name for e in base.values() for name in e.consumed})
-    if consumed:
-        intended = " (declared)" if plan.random else ""
-        notes.append(f"consumes global randomness: {', '.join(consumed)}{intended}")
-    constant = sorted(
-        {
-            name
-            for e in base.values()
-            for name in e.facts
-            if all(_constant(other, name) for other in base.values())
-        }
-    )
-    if constant:
-        notes.append(f"constant in every element, so little is proven: {', '.join(constant)}")
-    nonfinite = sorted({n for e in base.values() for n, f in e.facts.items() if f.nonfinite})
-    if nonfinite:
-        notes.append(f"holds NaN or infinity: {', '.join(nonfinite)}")
-    ignored = sorted({name for e in base.values() for name in e.not_compared})
-    if ignored:
-        notes.append(f"returned but no tensor, not compared: {', '.join(ignored)}")
-    if any(probe.failure is not None for probe in probes):
-        notes.append("raised with other inputs, so a cached result could not be ruled out")
-    return notes
-
-
 _COUNTS = ("numel", "nonfinite", "over_budget", "rounded_elsewhere", "forbidden")
 
 
@@ -374,11 +199,6 @@ def _worst_measurements(own: Sequence[Execution]) -> dict[str, Mapping[str, Any]
                 mine = {**pair[1], **counts}
             found[name] = mine
     return dict(found)
-
-
-def _constant(e: Execution, name: str) -> bool:
-    facts = e.facts.get(name)
-    return facts is not None and facts.constant and facts.numel > 1
 
 
 def _distinct(values: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

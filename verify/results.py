@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shlex
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -213,7 +214,23 @@ def _case(
             "case_seconds": seconds,
             "overhead_seconds": overhead,
             "overhead_share": overhead / seconds if seconds > 0 else None,
+            "median": _median_timings(own),
         },
+    }
+
+
+def _median_timings(executions: Sequence[Execution]) -> dict[str, float] | None:
+    """The typical execution, seconds: medians over all that were compared with their own base.
+
+    Totals also hold the first execution, whose time is mostly imports and first-time set-up.
+    """
+    typical = [one for one in executions if one.compare == "own" and one.claim != BASE]
+    typical = [one for one in typical if one.process == 0 and one.failure is None]
+    if not typical:
+        return None
+    return {
+        "case_seconds": statistics.median(one.seconds for one in typical),
+        "overhead_seconds": statistics.median(one.overhead for one in typical),
     }
 
 

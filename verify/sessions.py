@@ -19,8 +19,9 @@ from verify.assembly import Part, differing_wholes
 from verify.captures import Layout, digest_at, facts_of, same_bits
 from verify.comparison import compare
 from verify.evidence import BASE, FIRST, Execution, Facts, Failure, Plan, Record
-from verify.execution import Capture, Given, Stage, execute, give
+from verify.execution import Capture, execute
 from verify.explanation import suggest
+from verify.staging import Given, Stage, give
 
 Effect = tuple[Mapping[str, Any], bool]
 MAX_EXPLAINED = 4  # differing executions per claim that are explained in full

@@ -204,8 +204,8 @@ def run_cases(
 ) -> None:
     """Every case in turn; base outputs are kept on disk for fresh processes to compare with."""
     from verify.conduct import conduct, report_setup_failure, set_up
-    from verify.execution import Stage
     from verify.sessions import Session, first
+    from verify.staging import Stage
 
     trusted = _trusted(spec) if spec.process else {}
     for index, (found, plan) in enumerate(cases, start=spec.first_index):

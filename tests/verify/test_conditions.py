@@ -17,8 +17,8 @@ from verify.conditions import CONDITIONS, batch, contention
 from verify.conditions.history import probe
 from verify.decision import decide
 from verify.evidence import Execution, Plan, Record
-from verify.execution import prepare
 from verify.sessions import Session, first
+from verify.staging import prepare
 from verify.verdicts import ClaimVerdict
 
 X = {"x": verify.normal(12, 4)}

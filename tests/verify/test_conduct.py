@@ -14,8 +14,8 @@ from verify.cases import Case
 from verify.conduct import RETRIES, conduct, report_setup_failure, set_up
 from verify.decision import decide
 from verify.evidence import BASE, FIRST, PROBE, RETRY, Execution, Failure, Plan, Record, Trouble
-from verify.execution import Stage
 from verify.sessions import Session
+from verify.staging import Stage
 from verify.targets import Found
 
 

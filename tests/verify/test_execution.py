@@ -18,9 +18,10 @@ from verify.conduct import set_up
 from verify.decision import decide
 from verify.errors import CaseError
 from verify.evidence import Execution, Failure, Plan, Record
-from verify.execution import Capture, Stage, batch_size, execute, give, prepare, restore_modules
+from verify.execution import Capture, execute, restore_modules
 from verify.placements import local, replicated, sharded
 from verify.sessions import Session, first, perform
+from verify.staging import Stage, batch_size, give, prepare
 from verify.targets import Found
 
 X = {"x": verify.normal(8, 4, requires_grad=True)}

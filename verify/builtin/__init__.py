@@ -2,5 +2,6 @@
 
 from verify.builtin.exact import EXACT_CASES
 from verify.builtin.moe import CLAMPED, MOE
+from verify.builtin.timed import MOE_1024
 
-CASES = (MOE, CLAMPED, *EXACT_CASES)
+CASES = (MOE, CLAMPED, *EXACT_CASES, MOE_1024)

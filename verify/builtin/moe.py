@@ -164,7 +164,7 @@ def plain_bf16(
     return found | {f"grad.{n}": g for n, g in zip(SHARED, gradients, strict=True)}  # type: ignore[return-value]
 
 
-def _weights(*shape: int) -> generated.TensorSpec:
+def weights(*shape: int) -> generated.TensorSpec:
     """bf16 weights whose scale is the power of two nearest to 1 / sqrt(fan-in)."""
     scale = 2.0 ** -round(torch.log2(torch.tensor(float(shape[-1]))).item() / 2)
     return generated.normal(*shape, dtype=torch.bfloat16, scale=scale, requires_grad=True)
@@ -178,12 +178,12 @@ MOE = Case(
     inputs={
         "x": generated.normal(T, H, dtype=torch.bfloat16, requires_grad=True),
         "router_weights": generated.uniform(T, K, requires_grad=True),
-        "w_gate": _weights(E, I, H),
-        "w_up": _weights(E, I, H),
-        "w_down": _weights(E, H, I),
-        "w_shared_gate": _weights(I_SHARED, H),
-        "w_shared_up": _weights(I_SHARED, H),
-        "w_shared_down": _weights(H, I_SHARED),
+        "w_gate": weights(E, I, H),
+        "w_up": weights(E, I, H),
+        "w_down": weights(E, H, I),
+        "w_shared_gate": weights(I_SHARED, H),
+        "w_shared_up": weights(I_SHARED, H),
+        "w_shared_down": weights(H, I_SHARED),
     },
     claims=(
         "repeat",

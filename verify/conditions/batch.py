@@ -15,9 +15,10 @@ from torch import Tensor
 
 from verify.assembly import Part, pick
 from verify.evidence import Trouble
-from verify.execution import Capture, batch_size, execute, give
+from verify.execution import Capture, execute
 from verify.placements import batch_dim_of, placement_of
 from verify.sessions import Session, settle_sum
+from verify.staging import batch_size, give
 
 SIZES = (1, 2, 3, 5, 7)
 

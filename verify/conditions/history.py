@@ -14,8 +14,9 @@ import torch
 
 from verify.captures import same_bits
 from verify.evidence import BASE, PROBE
-from verify.execution import Capture, batch_size, execute, give
+from verify.execution import Capture, execute
 from verify.sessions import Session, perform, record
+from verify.staging import batch_size, give
 
 
 def probe(session: Session) -> None:

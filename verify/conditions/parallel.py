@@ -12,9 +12,10 @@ import torch.distributed as dist
 
 from verify.assembly import Part
 from verify.evidence import Trouble
-from verify.execution import execute, give
+from verify.execution import execute
 from verify.placements import batch_dim_of, placement_of
 from verify.sessions import Session, perform, settle_own, settle_sum
+from verify.staging import give
 
 NO_PLACEMENT = "no placement declared"
 

@@ -18,10 +18,11 @@ from verify.budgets import Reference, check
 from verify.captures import Layout, digest_at
 from verify.errors import CaseError
 from verify.evidence import Failure, Trouble
-from verify.execution import MAX_TRACEBACK, Capture, Stage, batch_size, execute
+from verify.execution import MAX_TRACEBACK, Capture, execute
 from verify.inputs import generate
 from verify.placements import lookup, placement_of, split
 from verify.sessions import Session, explain, record
+from verify.staging import Stage, batch_size
 
 
 @dataclass(frozen=True)

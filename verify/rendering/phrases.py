@@ -191,11 +191,19 @@ def timing(case: Json) -> str:
     """Seconds of the case itself and of digests and bookkeeping, with their share."""
     times = case["timings"]
     share = times["overhead_share"]
-    return (
+    said = (
         f"timings: case {times['case_seconds']:.3f} s, "
         f"digests and bookkeeping {times['overhead_seconds']:.3f} s"
         + (f" ({percent(share)} of the case)" if share is not None else "")
     )
+    median = times.get("median")
+    if median and median["case_seconds"] > 0:
+        ratio = median["overhead_seconds"] / median["case_seconds"]
+        said += (
+            f"; median execution {1000 * median['case_seconds']:.1f} ms and"
+            f" {1000 * median['overhead_seconds']:.1f} ms ({percent(ratio)})"
+        )
+    return said
 
 
 def _value(value: object) -> str:
