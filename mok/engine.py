@@ -180,7 +180,8 @@ def backward_pass(
     with torch.autocast(x_TH.device.type, enabled=False):
         group = settings.group
         d_out_rows = dispatch(rows_to_send(d_out_TH, schedule), schedule, group)
-        weight_S = router_TK[schedule.token_S, schedule.slot_S]
+        route_S = schedule.token_S * router_TK.shape[1] + schedule.slot_S
+        weight_S = router_TK.reshape(-1).index_select(0, route_S)
         rows = expert_backward(
             d_out_rows,
             saved.x_rows,
@@ -194,8 +195,8 @@ def backward_pass(
         )
         d_x_sent = give_back(rows.d_x, schedule, group)
         d_router_sent = give_back(rows.d_router, schedule, group)
-        d_router_TK = torch.zeros_like(router_TK)
-        d_router_TK[schedule.token_S, schedule.slot_S] = d_router_sent
+        d_router_TK = torch.zeros(router_TK.shape, dtype=torch.float32, device=router_TK.device)
+        d_router_TK.view(-1).scatter_(0, route_S, d_router_sent)
         own: RowGradients | None = None
         if shared is not None and saved.shared is not None:
             ones = torch.ones(x_TH.shape[0], dtype=torch.float32, device=x_TH.device)

@@ -7,11 +7,13 @@ fixed tiles (mok.tiles). The shared expert is the same code with one expert that
 Legend: R rows of all local experts, E local experts, H hidden size, I intermediate width.
 
 Order of the accumulations that the contract asks to state:
+* g and u come from ONE fp32 GEMM over [w_gate ; w_up]; each has its own columns and order along K.
 * dx_k is ONE fp32 GEMM with K = 2 I over [dg | du] and [w_gate ; w_up], so the gate part comes
   before the up part inside the same accumulator, which starts from zero.
 * A weight gradient is one fp32 GEMM per expert and matrix, K = its rows padded with zeros to a
   multiple of 64; it starts from zero and is not split, whatever the minibatch or the EP degree.
-* Inside a GEMM the order along K is BLAS's, fixed by (64, N, K) alone; BLAS uses FMA.
+* Inside a GEMM the order along K is BLAS's, fixed by (64, N, K) alone; BLAS uses FMA. MKL takes the
+  tiles of a strip in one batched call, which changes no bit (mok.tiles).
 Promise: on a CPU the bits of a row depend on that row and the weights only. Other devices run the
 same tiles one after another and promise what is measured there.
 """
@@ -59,15 +61,21 @@ class RowGradients:
 def _minibatches(
     rows_E: Sequence[int], minibatch: int, work: Callable[[int, int, int], None]
 ) -> list[Piece]:
-    """One piece per (expert, minibatch); borders are counted from the expert's own row 0."""
+    """One piece per (expert, minibatch), longest first so that threads end together.
+
+    Borders are counted from the expert's own row 0.
+    """
     pieces: list[Piece] = []
+    heights: list[int] = []
     base = 0
     for expert, rows in enumerate(rows_E):
         for start in range(0, rows, minibatch):
             stop = min(start + minibatch, rows)
             pieces.append(partial(work, expert, base + start, base + stop))
+            heights.append(stop - start)
         base += rows
-    return pieces
+    order = sorted(range(len(pieces)), key=heights.__getitem__, reverse=True)
+    return [pieces[place] for place in order]
 
 
 def _saved_rows(x_RH: torch.Tensor, width: int) -> SavedRows:
@@ -87,20 +95,20 @@ def expert_forward(
     minibatch: int,
 ) -> tuple[torch.Tensor, SavedRows]:
     """y = bf16(h w_down^T), bf16 [R, H], and the rows that backward needs."""
+    width = weights.gate.shape[1]
     y_RH = torch.empty_like(x_RH)
-    saved = _saved_rows(x_RH, weights.gate.shape[1])
+    saved = _saved_rows(x_RH, width)
 
     def work(expert: int, start: int, stop: int) -> None:
-        gate_HI = widened(weights.gate[expert]).t()
-        up_HI = widened(weights.up[expert]).t()
+        gate_up_H2I = stacked(weights.gate[expert], weights.up[expert]).t()
         down_IH = widened(weights.down[expert]).t()
         for first, last in strips(start, stop):
             rows = last - first
-            x_strip = padded(x_RH[first:last])
-            gate_strip, up_strip = multiply(x_strip, gate_HI), multiply(x_strip, up_HI)
-            hidden_strip = swiglu(gate_strip, up_strip, limit).float()
+            both_strip = multiply(padded(x_RH[first:last]), gate_up_H2I)
+            gate_strip, up_strip = both_strip[:, :width], both_strip[:, width:]
             saved.gate[first:last].copy_(gate_strip[:rows])
             saved.up[first:last].copy_(up_strip[:rows])
+            hidden_strip = swiglu(gate_strip, up_strip, limit).float()
             y_RH[first:last].copy_(multiply(hidden_strip, down_IH)[:rows])
 
     run_pieces(_minibatches(rows_E, minibatch, work), x_RH.device)
@@ -115,15 +123,16 @@ def expert_recompute(
     minibatch: int,
 ) -> SavedRows:
     """The saved rows of expert_forward, again: the same GEMMs, hence the same bits."""
-    saved = _saved_rows(x_RH, w_gate.shape[1])
+    width = w_gate.shape[1]
+    saved = _saved_rows(x_RH, width)
 
     def work(expert: int, start: int, stop: int) -> None:
-        gate_HI, up_HI = widened(w_gate[expert]).t(), widened(w_up[expert]).t()
+        gate_up_H2I = stacked(w_gate[expert], w_up[expert]).t()
         for first, last in strips(start, stop):
             rows = last - first
-            x_strip = padded(x_RH[first:last])
-            saved.gate[first:last].copy_(multiply(x_strip, gate_HI)[:rows])
-            saved.up[first:last].copy_(multiply(x_strip, up_HI)[:rows])
+            both_strip = multiply(padded(x_RH[first:last]), gate_up_H2I)
+            saved.gate[first:last].copy_(both_strip[:rows, :width])
+            saved.up[first:last].copy_(both_strip[:rows, width:])
 
     run_pieces(_minibatches(rows_E, minibatch, work), x_RH.device)
     return saved
@@ -146,10 +155,10 @@ def expert_backward(
     """
     device = x_RH.device
     width = weights.gate.shape[1]
-    d_x_RH = torch.zeros_like(x_RH)
-    d_router_R = torch.zeros(x_RH.shape[0], dtype=torch.float32, device=device)
+    d_x_RH = torch.empty_like(x_RH)
+    d_router_R = torch.empty(x_RH.shape[0], dtype=torch.float32, device=device)
     d_gate_RI, d_up_RI, weighted_RI = (
-        torch.zeros((x_RH.shape[0], width), dtype=torch.bfloat16, device=device) for _ in range(3)
+        torch.empty((x_RH.shape[0], width), dtype=torch.bfloat16, device=device) for _ in range(3)
     )
 
     def rows_work(expert: int, start: int, stop: int) -> None:
@@ -191,9 +200,12 @@ def _weight_gradients(
     rows_E: Sequence[int],
 ) -> list[torch.Tensor]:
     """left^T right over all rows of each expert, fp32; zero for an expert without rows."""
-    results = [torch.zeros(w.shape, dtype=torch.float32, device=w.device) for w in weights]
+    results = [torch.empty(w.shape, dtype=torch.float32, device=w.device) for w in weights]
 
     def work(which: int, expert: int, start: int, stop: int) -> None:
+        if start == stop:
+            results[which][expert].zero_()
+            return
         left, right = operands[which]
         results[which][expert].copy_(padded(left[start:stop]).t() @ padded(right[start:stop]))
 
@@ -201,8 +213,7 @@ def _weight_gradients(
     for which in range(len(operands)):
         base = 0
         for expert, rows in enumerate(rows_E):
-            if rows:
-                pieces.append(partial(work, which, expert, base, base + rows))
+            pieces.append(partial(work, which, expert, base, base + rows))
             base += rows
     run_pieces(pieces, weights[0].device)
     return results

@@ -1,6 +1,28 @@
-"""Hypothesis for all tests: the same examples on every run, and no clock."""
+"""Hypothesis for all tests: the same examples every time, no clock. GPU marks skip by name."""
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests that need more CUDA devices than there are; torch is asked only if one does."""
+    needs = {item: _devices_needed(item) for item in items}
+    if not any(needs.values()):
+        return
+    import torch
+
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item, needed in needs.items():
+        if needed > present:
+            reason = f"needs {needed} CUDA devices, {present} here"
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _devices_needed(item: pytest.Item) -> int:
+    several = item.get_closest_marker("gpus")
+    if several is not None:
+        return int(several.args[0])
+    return 1 if item.get_closest_marker("gpu") is not None else 0

@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from mok.errors import UnsupportedError
-from mok.tiles import TILE_ROWS, multiply, padded, require_ieee_matmul, run_pieces, strips
+from mok.tiles import (
+    STRIP_ROWS,
+    TILE_ROWS,
+    multiply,
+    padded,
+    require_ieee_matmul,
+    run_pieces,
+    strips,
+)
 
 CPU = torch.device("cpu")
 
@@ -69,6 +77,23 @@ def test_padding_is_zero_and_goes_to_a_tile_border(make_uniform):
     assert torch.equal(result[:70], rows.float())
     assert torch.equal(result[70:], torch.zeros(58, 5))
     assert padded(rows[:0]).shape == (0, 5)
+
+
+@pytest.mark.parametrize(("width", "depth"), [(512, 512), (272, 200), (160, 96), (32, 64), (3, 7)])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_a_tile_has_the_bits_of_a_gemm_of_its_own(width, depth, transposed, threads):
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(STRIP_ROWS, depth, generator=generator)
+    right = torch.randn(width, depth, generator=generator).t()
+    if not transposed:
+        right = right.contiguous()
+    tiles = [tile @ right for tile in left.split(TILE_ROWS)]
+    for count in range(len(tiles) + 1):
+        assert torch.equal(
+            multiply(left[: count * TILE_ROWS], right),
+            torch.cat([torch.empty(0, width), *tiles[:count]]),
+        )
 
 
 def test_strips_cover_the_rows_and_start_at_tile_borders():
