@@ -70,7 +70,8 @@ def claims_of(result: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
 def test_every_promise_on_four_ranks() -> None:
     result = run(["moe"], RunOptions(ranks=4, runs=2, processes=1))
     claims = claims_of(result)
-    promised = {(case.name, claim) for case in builtin.CASES for claim in case.claims}
+    checked = [case for case in builtin.CASES if case is not builtin.MOE_1024]
+    promised = {(case.name, claim) for case in checked for claim in case.claims}
     assert claims.keys() == promised
     for name, claim in claims.items():
         assert (claim["verdict"], claim["findings"]) == ("VERIFIED", []), name

@@ -64,6 +64,7 @@ def test_build_takes_digests_from_the_base_of_the_main_process(make_result):
         "case_seconds": 4.0,
         "overhead_seconds": 0.0,
         "overhead_share": 0.0,
+        "median": {"case_seconds": 1.0, "overhead_seconds": 0.0},
     }
 
 
