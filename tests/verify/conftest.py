@@ -30,7 +30,7 @@ def claim_verdict(
         "claim": name,
         "verdict": findings[0].verdict if findings else Verdict.VERIFIED,
         "findings": findings,
-        "executions": executions * ranks,
+        "executions": executions,
         "differing": differing,
         "bound": None if differing else 0.4507,
         "rate": (0.4, 0.05, 0.85) if differing else None,

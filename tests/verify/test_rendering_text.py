@@ -55,7 +55,7 @@ def test_a_finding_is_a_card_that_ends_with_the_command(mixed):
 def test_a_rate_and_the_ranks_that_differ_are_given(mixed):
     shown = phrases.evidence(mixed["cases"][1]["claims"][0])
     assert shown == (
-        "2 of 20 runs differed (rank 0: 2/5, rank 1: 0/5, rank 2: 0/5, rank 3: 0/5); "
+        "2 of 5 runs differed (rank 0: 2/5, rank 1: 0/5, rank 2: 0/5, rank 3: 0/5); "
         "rate 40 % (5 % to 85 % at 95 %)"
     )
 

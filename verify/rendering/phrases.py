@@ -16,6 +16,7 @@ from verify.rendering.grouping import Group
 Json = Mapping[str, Any]
 SHOWN_LINES = 40
 SHOWN_PLACES = 6
+SHOWN_VARIANTS = 3
 
 
 def totals(result: Json) -> str:
@@ -48,11 +49,11 @@ def evidence(claim: Json) -> str:
     if claim["executions"] == 0:
         return "no executions"
     if claim["differing"] == 0:
-        counts = {one["executions"] for one in ranks}
-        if len(ranks) > 1 and len(counts) == 1:
-            said = f"0 of {number(counts.pop(), 'run')} on each of {len(ranks)} ranks differed"
-        else:
-            said = f"0 of {number(claim['executions'], 'run')} differed"
+        runs = number(claim["executions"], "run")
+        each = f" on each of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        if claim["measurements"]:
+            return f"measured in {runs}{each}"
+        said = f"0 of {runs}{each} differed"
         if claim["bound"] is not None:
             share = percent(claim["bound"])
             said += f"; a fault rarer than {share} per run is not excluded"
@@ -65,6 +66,14 @@ def evidence(claim: Json) -> str:
         estimate, low, high = claim["rate"]
         said += f"; rate {percent(estimate)} ({percent(low)} to {percent(high)} at 95 %)"
     return said
+
+
+def changed(claim: Json) -> str:
+    """What was varied, as the executions name it: `threads=1, threads=3`, few of them."""
+    variants = list(dict.fromkeys(v for one in claim["ranks"] for v in one["variants"]))
+    shown = ", ".join(printable(v) for v in variants[:SHOWN_VARIANTS])
+    more = len(variants) - SHOWN_VARIANTS
+    return shown + (f" and {more} more" if more > 0 else "")
 
 
 def percent(share: float) -> str:

@@ -73,12 +73,13 @@ def _case(case: Json, *, timings: bool) -> list[str]:
             printable(claim["claim"]),
             phrases.state(claim),
             phrases.evidence(claim),
+            phrases.changed(claim),
             phrases.ranks(claim, case["ranks"]),
         )
         for claim in case["claims"]
     ]
     if rows:
-        headers = ("claim", "verdict", "evidence", "ranks")
+        headers = ("claim", "verdict", "evidence", "variants", "ranks")
         table = tabulate(rows, headers=headers, tablefmt="simple", disable_numparse=True)
         lines += [f"  {line.rstrip()}" for line in table.splitlines()]
     else:
