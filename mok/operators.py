@@ -13,6 +13,8 @@ A bad expert id of one call is raised at the next call of the same group and dev
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -88,8 +90,7 @@ def _check(
     checks.checked(call, check, workspace.group, device)
 
 
-@torch.library.custom_op("mok::moe_forward", mutates_args=())
-def moe_forward(
+def _forward(
     x: Tensor,
     topk_experts: Tensor,
     router_weights: Tensor,
@@ -140,8 +141,7 @@ def moe_forward(
     return result.out, kept[0], kept[1], result.shared.gate, result.shared.up
 
 
-@moe_forward.register_fake
-def _(
+def _forward_fake(
     x: Tensor,
     topk_experts: Tensor,
     router_weights: Tensor,
@@ -169,8 +169,7 @@ def _(
     )
 
 
-@torch.library.custom_op("mok::moe_backward", mutates_args=())
-def moe_backward(
+def _backward(
     d_out: Tensor,
     x: Tensor,
     topk_experts: Tensor,
@@ -236,8 +235,7 @@ def moe_backward(
     )
 
 
-@moe_backward.register_fake
-def _(
+def _backward_fake(
     d_out: Tensor,
     x: Tensor,
     topk_experts: Tensor,
@@ -321,4 +319,22 @@ def _autograd(
     )
 
 
-moe_forward.register_autograd(_autograd, setup_context=_setup_context)
+def _define(name: str, implementation: Any, fake: Any) -> Any:
+    """An operator of the namespace, callable.
+
+    torch.library.custom_op would do the same, but its first call imports torch._dynamo, which costs
+    over a second in every process.
+    """
+    schema = torch.library.infer_schema(implementation, mutates_args=())
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"mok::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.mok, name).default
+
+
+_LIBRARY = torch.library.Library("mok", "DEF")
+moe_forward = _define("moe_forward", _forward, _forward_fake)
+moe_backward = _define("moe_backward", _backward, _backward_fake)
+torch.library.register_autograd(
+    "mok::moe_forward", _autograd, setup_context=_setup_context, lib=_LIBRARY
+)

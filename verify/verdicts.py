@@ -40,7 +40,11 @@ class RankEvidence:
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """One claim of one case. `bound` is the rate per execution that 0 differing do not exclude."""
+    """One claim of one case.
+
+    `executions` is per rank (that of the rank with the fewest), `bound` the rate per execution that
+    0 differing ones do not exclude.
+    """
 
     claim: str
     verdict: Verdict

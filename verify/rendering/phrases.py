@@ -50,10 +50,10 @@ def evidence(claim: Json) -> str:
         return "no executions"
     if claim["differing"] == 0:
         runs = number(claim["executions"], "run")
-        each = f" on each of {len(ranks)} ranks" if len(ranks) > 1 else ""
+        everywhere = f" on each of {len(ranks)} ranks" if len(ranks) > 1 else ""
         if claim["measurements"]:
-            return f"measured in {runs}{each}"
-        said = f"0 of {runs}{each} differed"
+            return f"measured in {runs}{everywhere}"
+        said = f"0 of {runs}{everywhere} differed"
         if claim["bound"] is not None:
             share = percent(claim["bound"])
             said += f"; a fault rarer than {share} per run is not excluded"
