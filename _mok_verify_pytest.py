@@ -80,13 +80,36 @@ class CaseItem(pytest.Item):
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_pycollect_makeitem(collector: Any, name: str, obj: object) -> CaseItem | None:
-    """A case object can only exist where `verify.cases` has been imported."""
+def pytest_pycollect_makeitem(
+    collector: Any, name: str, obj: object
+) -> CaseItem | list[CaseItem] | None:
+    """A case object can only exist where `verify.cases` has been imported.
+
+    Those in a list or tuple of the module become `name[case]`, unless they have a name of their
+    own or stand in an earlier list.
+    """
     kind = getattr(sys.modules.get("verify.cases"), "Case", None)
-    if kind is None or not isinstance(obj, kind) or not isinstance(collector, pytest.Module):
+    if kind is None or not isinstance(collector, pytest.Module):
         return None
-    item: CaseItem = CaseItem.from_parent(collector, name=name, case_name=obj.name)
-    return item
+    if isinstance(obj, kind):
+        item: CaseItem = CaseItem.from_parent(collector, name=name, case_name=obj.name)
+        return item
+    if not isinstance(obj, list | tuple) or not any(isinstance(one, kind) for one in obj):
+        return None
+    cases = {id(one): one for one in obj if isinstance(one, kind)}
+    for key, value in vars(collector.obj).items():
+        if value is obj and key != name:
+            return []  # the same list under an earlier name
+        if value is obj:
+            break
+        for one in value if isinstance(value, list | tuple) else ():
+            cases.pop(id(one), None)
+    for value in vars(collector.obj).values():
+        cases.pop(id(value), None)
+    return [
+        CaseItem.from_parent(collector, name=f"{name}[{case.name}]", case_name=case.name)
+        for case in cases.values()
+    ]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -158,6 +158,10 @@ def _sums(plan: Plan, executions: Sequence[Execution], compared: set[str]) -> li
             findings.append(Finding("missing-rank", detail, variant=members[0].variant))
             continue
         names = sorted({n for e in members for n in e.expected or {}})
+        for e in members:
+            for name in sorted(set(e.outputs) - set(names) - set(e.not_compared)):
+                detail = f"output {name} is there, but not in the base execution"
+                findings.append(_finding(e, "outputs-differ", detail, name))
         for name in names:
             replicated = kind_of(plan, name) == "replicated"
             wanted = total([(e.expected or {}).get(name) for e in members], replicated=replicated)
@@ -232,6 +236,9 @@ def _measured(e: Execution, compared: set[str]) -> list[Finding]:
     findings = []
     for name, measured in e.measurements.items():
         compared.add(name)
+        if 2 * measured.get("permissive", 0) > measured.get("numel", 0):
+            detail = f"{name}: the budget is as large as the value in over half of the elements"
+            findings.append(_finding(e, "vacuous", detail, name))
         checks: tuple[tuple[str, str, str], ...] = (
             ("nonfinite", "non-finite", "non-finite where the reference is finite"),
             ("over_budget", "over-budget", "outside the error budget"),

@@ -4,6 +4,7 @@ what differed and a result that names what could not be checked from here.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -106,16 +107,18 @@ def assert_repeatable(
     """
     __tracebackhide__ = True
     named = _name_arguments(function, args, kwargs)
-    module = function if isinstance(function, torch.nn.Module) else None
+    positions = list(named)[: len(args)]
+    owner = _module_behind(function)
+    key = "module"
+    while key in named:
+        key += "_"
 
     def setup() -> Mapping[str, Any]:
-        return {**named, **({"module": module} if module is not None else {})}
+        return {**named, **({key: owner} if owner is not None else {})}
 
     def execute(**values: Any) -> Any:
-        called = values.pop("module", None) if module is not None else None
-        positional = [values[name] for name in list(named)[: len(args)]]
-        keywords = {name: values[name] for name in kwargs}
-        return (called or function)(*positional, **keywords)
+        # the module is passed for its state to be restored; it is reached through the function
+        return function(*(values[n] for n in positions), **{n: values[n] for n in kwargs})
 
     name = getattr(function, "__name__", type(function).__name__)
     case = Case(name=name, execute=execute, setup=setup, claims=IN_PROCESS)
@@ -126,7 +129,6 @@ def assert_repeatable(
         notes=[
             *verdict.notes,
             "not checked: process (a call stays in its own process; use a case and `verify run`)",
-            "not checked: whether the result depends on its inputs (the arguments were given)",
         ],
     )
     if verdict.verdict is not Verdict.VERIFIED:
@@ -152,8 +154,20 @@ def _name_arguments(
     named: dict[str, Any] = {}
     for position, value in enumerate(args):
         name = parameters[position] if position < len(parameters) else f"arg{position}"
-        named[name if name not in kwargs else f"arg{position}"] = value
+        while name in named or name in kwargs or name in parameters[position + 1 :]:
+            name += "_"
+        named[name] = value
     return {**named, **kwargs}
+
+
+def _module_behind(function: Callable[..., Any]) -> torch.nn.Module | None:
+    """The module whose state a call depends on: itself, its bound method, or a partial of these."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, torch.nn.Module):
+        return function
+    owner = getattr(function, "__self__", None)
+    return owner if isinstance(owner, torch.nn.Module) else None
 
 
 def assert_bitwise(actual: Any, expected: Any) -> None:
@@ -164,10 +178,13 @@ def assert_bitwise(actual: Any, expected: Any) -> None:
     nothing to compare.
     """
     __tracebackhide__ = True
-    ours, _ = flatten(actual)
-    theirs, _ = flatten(expected)
-    if not ours and not theirs:
-        raise AssertionError("verdict=UNVERIFIED reason=nothing-compared: no tensors were given")
+    ours, unknown = flatten(actual)
+    theirs, unknown_too = flatten(expected)
+    if unknown or unknown_too:
+        names = ", ".join(dict.fromkeys([*unknown, *unknown_too]))
+        raise AssertionError(f"verdict=UNVERIFIED reason=unsupported: cannot compare {names}")
+    if not any(t.numel() for t in (*ours.values(), *theirs.values())):
+        raise AssertionError("verdict=UNVERIFIED reason=nothing-compared: no elements were given")
     lines: list[str] = []
     for name in theirs.keys() - ours.keys():
         lines.append(f"{name} is missing")

@@ -82,6 +82,9 @@ def check(name: str, actual: Tensor, reference: Reference) -> dict[str, Any]:
             raise CaseError(f"reference of {name!r}: {part} must be a number >= 0 everywhere")
     if actual.is_complex():
         raise CaseError(f"reference of {name!r}: return real and imaginary parts by themselves")
+    for part in ("budget", "margin"):
+        if bool(torch.isinf(getattr(reference, part)).any()):
+            raise CaseError(f"reference of {name!r}: an infinite {part} permits everything")
     wide = actual.detach().double()
     exact = reference.exact.double()
     bad = ~torch.isfinite(wide) & torch.isfinite(exact)
@@ -110,6 +113,7 @@ def check(name: str, actual: Tensor, reference: Reference) -> dict[str, Any]:
             {"row": int(i), "ratio": _finite(float(v))}
             for v, i in zip(top.values, top.indices, strict=True)
         ],
+        "permissive": int(((reference.budget.double() >= exact.abs()) & (exact != 0)).sum()),
         "rounded_elsewhere": int(differing.sum()),
         "forbidden": int(forbidden.sum()),
         "relative_l2": _relative(wide, exact),

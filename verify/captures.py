@@ -20,6 +20,7 @@ from verify.evidence import Facts
 from verify.hashing import digest_shard, digest_tensor
 
 _VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+UNSUPPORTED = "tensor that cannot be compared"
 _WITHOUT_MINIMUM = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -52,11 +53,15 @@ def _collect(
     if name in tensors:
         raise CaseError(f"two outputs are called {name!r}; rename one")
     if isinstance(value, Tensor) and (kind := uncomparable(value)):
-        ignored.append(f"{name} ({kind} tensor; return its parts)")
+        if value.layout == torch.sparse_coo and not value.is_meta:
+            parts = value.detach().coalesce()
+            tensors[f"{name}.indices"], tensors[f"{name}.values"] = parts.indices(), parts.values()
+        else:
+            ignored.append(f"{name} ({kind} {UNSUPPORTED}; return its parts)")
     elif isinstance(value, Tensor):
         tensors[name] = value
-    elif isinstance(value, np.ndarray) and value.dtype != object:
-        tensors[name] = torch.from_numpy(value)
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        tensors[name] = torch.from_numpy(np.array(value))
     elif isinstance(value, bool | int | float | complex):
         kinds = {bool: torch.bool, int: torch.int64, float: torch.float64}
         dtype = next((d for kind, d in kinds.items() if isinstance(value, kind)), torch.complex128)

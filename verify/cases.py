@@ -33,6 +33,9 @@ CLAIMS = (
 )
 
 
+_IMPLIED = ("batch", "schedule", "vary", "ep", "reference", "exact")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A recipe and its promises.
@@ -47,7 +50,9 @@ class Case:
     setup: returns a mapping of further arguments: tensors, torch.nn.Modules (their parameters and
         buffers are restored before every execution), torch.Generators (restored too) or anything
         else, passed on as it is. It runs once per process, with the global generators seeded.
-    claims: what is promised; see CLAIMS. Promising what cannot be checked gives UNVERIFIED.
+    claims: what is promised; see CLAIMS. By default DEFAULT_CLAIMS and what is given below:
+        `batch`, `schedule`, `vary`, `ep`, `reference` and `exact` promise themselves. Promising
+        what cannot be checked gives UNVERIFIED.
     placement: tensor name or pattern -> verify.replicated, verify.sharded(dim) or verify.local.
     batch: tensor name or pattern -> the dimension along which its entries are independent.
     schedule: alternative keyword arguments of `execute` that must not change a bit.
@@ -86,6 +91,15 @@ class Case:
     description: str = ""
 
     def __post_init__(self) -> None:
+        if self.claims is DEFAULT_CLAIMS:  # not given
+            implied = [name for name in _IMPLIED if getattr(self, name)]
+            object.__setattr__(self, "claims", (*DEFAULT_CLAIMS, *implied))
+        for name in {*self.vary, *(key for one in self.schedule for key in one)}:
+            if not accepts(self.execute, name):
+                raise CaseError(
+                    f"case {self.name!r}: its function takes no argument {name!r}, which schedule"
+                    " or vary changes; add the parameter or correct the name"
+                )
         unknown = [claim for claim in self.claims if claim not in CLAIMS]
         if unknown:
             raise CaseError(

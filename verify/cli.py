@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from verify import diffs, listing, rendering, results, scaffold
+from verify.errors import InputFileError
 from verify.terminal import Verbs, emit, epilog, fail, progress, speaks
 
 _REPORTS = {"report.md": "markdown", "junit.xml": "junit"}
@@ -115,6 +116,8 @@ def run(
     """
     from verify import running
 
+    if report is not None and speaks():
+        _remove_reports(report)
     try:
         result = running.run(targets, running.RunOptions(**options), progress=progress())
         if report is not None and speaks():
@@ -125,6 +128,15 @@ def run(
     finally:
         running.leave()
     return results.exit_code(result)
+
+
+def _remove_reports(folder: Path) -> None:
+    """Those of an earlier run: nobody shall take its verdict for that of a run that failed."""
+    for path in (folder / name for name in (results.FILE_NAME, *_REPORTS)):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputFileError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
 @main.command(
@@ -154,7 +166,8 @@ def diff(a: Path, b: Path, form: str) -> int:
     """Compare A with B, bit for bit.
 
     Both are results (a file or a report folder), safetensors files, or folders of these.
-    Exit code 0 says equal, 1 different, 3 that there was nothing to compare.
+    Exit code 0 says equal, 1 different, 3 that something could not be compared, or that outputs are
+    equal but neither run was verified.
     """
     found = diffs.diff(a, b)
     emit(json.dumps(diffs.to_json(found), indent=1) if form == "json" else diffs.text(found))
@@ -243,5 +256,5 @@ def init(path: Path) -> int:
 
 
 def entry(arguments: Sequence[str] | None = None) -> None:
-    """What `python -m verify` runs."""
+    """What `python -m verify` runs; it ends the process, as the console script does."""
     main(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="verify")

@@ -103,7 +103,7 @@ def _decide_claim(
         bound=undetected_rate(least)
         if clean and least and compared and claim not in _MEASURED
         else None,
-        rate=rate_interval(runs_differing, tried) if runs_differing else None,
+        rate=rate_interval(runs_differing, tried) if runs_differing and claim in _RATED else None,
         ranks=[_rank_evidence(rank, own, differing) for rank in range(plan.ranks)],
         compared=sorted(compared),
         not_compared={
@@ -117,6 +117,7 @@ def _decide_claim(
 
 
 _MEASURED = ("reference", "exact")
+_RATED = ("repeat", "process", "contention", "rank")  # the same thing again and again
 
 
 def _of_trouble(trouble: Trouble) -> Finding:
@@ -183,7 +184,7 @@ def _rank_evidence(
     )
 
 
-_COUNTS = ("numel", "nonfinite", "over_budget", "rounded_elsewhere", "forbidden")
+_COUNTS = ("numel", "permissive", "nonfinite", "over_budget", "rounded_elsewhere", "forbidden")
 
 
 def _worst_measurements(own: Sequence[Execution]) -> dict[str, Mapping[str, Any]]:

@@ -3,7 +3,8 @@
 Results are compared by the digests of their outputs; tensors by their bits, names, dtypes and
 shapes. Differences of seed, inputs and environment are listed beside equal and unequal bits alike,
 since they decide what either means. It refuses to apply a tolerance, to compare digests of
-different schemes, and to call a comparison of nothing equal.
+different schemes, and to call a comparison of nothing, or of two runs that were not verified,
+VERIFIED.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Entry:
     detail: str = ""
     lines: tuple[str, ...] = ()
     compared: bool = True  # False for what says nothing about bits, such as a note
+    unsettled: bool = False  # nothing different, but nothing that lets the whole be VERIFIED
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Diff:
     def verdict(self) -> Verdict:
         if any(not entry.equal for entry in self.entries):
             return Verdict.MISMATCH
+        if any(entry.unsettled for entry in self.entries):
+            return Verdict.UNVERIFIED
         compared = any(entry.compared for entry in self.entries)
         return Verdict.VERIFIED if compared else Verdict.UNVERIFIED
 
@@ -67,7 +71,7 @@ def diff(a: Path, b: Path) -> Diff:
 
 
 def exit_code(found: Diff) -> int:
-    """0 equal, 1 different, 3 nothing compared."""
+    """0 equal, 1 different, 3 nothing compared, or something that is not verified."""
     return EXIT_CODES[found.verdict]
 
 
@@ -85,6 +89,7 @@ def text(found: Diff) -> str:
     shown: list[str] = []
     for entry in found.entries:
         state = "same" if entry.equal else "differs"
+        state = "open" if entry.unsettled else state
         detail = f": {printable(entry.detail)}" if entry.detail else ""
         shown.append(f"{state:<8}{printable(entry.name)}{detail}")
         shown += [f"        | {line}" for text in entry.lines for line in lines(text)]
@@ -94,7 +99,8 @@ def text(found: Diff) -> str:
     what = "digests" if found.kind == "results" else "tensors"
     total = f"verdict={found.verdict} {compared} {what} compared, {different} differences"
     if found.verdict is Verdict.UNVERIFIED:
-        total += "; nothing was compared"
+        unsettled = sum(entry.unsettled for entry in found.entries)
+        total += f"; {unsettled} open" if compared else "; nothing was compared"
     return "\n".join([*shown, total])
 
 

@@ -6,6 +6,7 @@ generators) and looked at after it. Nothing is discarded as warm-up: the first c
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
 from collections.abc import Mapping
@@ -27,8 +28,10 @@ from verify.captures import (
 )
 from verify.cases import accepts
 from verify.evidence import Failure
+from verify.gradients import differentiate, reached_leaves
+from verify.nesting import arguments_of
 from verify.placements import batch_dim_of, lookup, placement_of
-from verify.staging import Given, Kept, Stage, batch_size
+from verify.staging import Given, Kept, Stage, batch_size, other_content
 
 MAX_TRACEBACK = 4000
 
@@ -58,12 +61,14 @@ def execute(
     kwargs: Mapping[str, Any] | None = None,
     upstream: Mapping[str, Tensor] | None = None,
     seed: int | None = None,
+    other_modules: bool = False,
 ) -> Capture:
     """Executes the case once. An exception of the user's code is captured, not raised.
 
     group: the torch.distributed group of this execution, None for one rank. arm: "restored" or
     "free" for the global generators. upstream: gradients of outputs to use instead of generated
-    ones. seed: of the generated upstream gradients, the case's by default.
+    ones. seed: of the generated upstream gradients, the case's by default. other_modules: give the
+    modules other parameters and buffers for this execution.
     """
     case, capture, started = stage.case, Capture(), time.perf_counter()
     copies = {
@@ -72,6 +77,8 @@ def execute(
     }
     for name, module in stage.modules.items():
         _restore(module, stage.module_state[name])
+        if other_modules:
+            _disturb(stage.module_state[name])
     for name, generator_state in stage.own_generators.items():
         stage.others[name].set_state(generator_state)
     if arm == "free":
@@ -79,7 +86,8 @@ def execute(
     else:
         randomness.restore(stage.generators)
     capture.before = randomness.fingerprints(randomness.snapshot())
-    arguments: dict[str, Any] = {**copies, **stage.modules, **stage.others, **(kwargs or {})}
+    values = {**copies, **stage.modules, **stage.others}
+    arguments: dict[str, Any] = {**arguments_of(values, stage.nests), **(kwargs or {})}
     wanted = accepts(case.execute, "group", named=group is None)
     if wanted and (group is not None or "group" not in arguments):
         arguments["group"] = group
@@ -90,8 +98,7 @@ def execute(
         own = time.perf_counter() - ready
         capture.layouts = _layouts(stage, capture.outputs, group)
         heads = {n: t for n, t in capture.outputs.items() if t.requires_grad}
-        if not case.gradients or _has_gradients(stage, copies):
-            heads = {}  # not wanted, or the function has called backward itself
+        heads = heads if case.gradients else {}
         for name, tensor in heads.items():
             known = (upstream or {}).get(name)
             if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
@@ -101,20 +108,29 @@ def execute(
                     stage, name, tensor, capture.layouts[name], given.rows, seed
                 )
         resumed = time.perf_counter()
+        found: dict[str, Tensor] = {}
+        left_out: list[str] = []
         if heads:
-            torch.autograd.backward(list(heads.values()), [capture.upstream[n] for n in heads])
+            reached = reached_leaves(list(heads.values()), _leaves(stage, copies))
+            found, left_out = differentiate(heads, capture.upstream, reached)
         capture.seconds = own + time.perf_counter() - resumed
+        capture.ignored += [f"gradients of {n} (the function used its graph)" for n in left_out]
+        for name, gradient in found.items():
+            capture.outputs[f"grad.{name}"], capture.layouts[f"grad.{name}"] = gradient, None
     except (Exception, SystemExit) as error:
         capture.seconds = time.perf_counter() - ready
         capture.failure = Failure(
             type(error).__name__,
-            str(error)[:MAX_TRACEBACK],
-            traceback.format_exc()[-MAX_TRACEBACK:],
+            _text_of(error) + _place_of(error),
+            _traceback(),
         )
         capture.outputs = {}
     capture.after = randomness.fingerprints(randomness.snapshot())
     if capture.failure is None:
         _collect_after(stage, given, copies, capture)
+    if other_modules:
+        prefixes = tuple(f"{name}." for name in stage.modules)
+        capture.mutated = [name for name in capture.mutated if not name.startswith(prefixes)]
     capture.outputs = {name: tensor.detach() for name, tensor in capture.outputs.items()}
     capture.overhead = time.perf_counter() - started - capture.seconds
     return capture
@@ -128,9 +144,33 @@ def restore_modules(stage: Stage) -> None:
             kept.live.grad = kept.grad
 
 
-def _has_gradients(stage: Stage, copies: Mapping[str, Tensor]) -> bool:
+def _leaves(stage: Stage, copies: Mapping[str, Tensor]) -> list[Tensor]:
     parameters = (p for module in stage.modules.values() for p in module.parameters())
-    return any(leaf.grad is not None for leaf in (*copies.values(), *parameters))
+    return [*copies.values(), *parameters]
+
+
+def _text_of(error: BaseException) -> str:
+    """The message of an exception; one that cannot say it must not end the tool."""
+    try:
+        return str(error)[:MAX_TRACEBACK]
+    except Exception as second:
+        return f"(its message raised {type(second).__name__})"
+
+
+def _place_of(error: BaseException) -> str:
+    """File and line of the frame that raised, in the user's code where there is one."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    own = [f for f in frames if "/site-packages/" not in f.filename and f.filename != __file__]
+    if not own:
+        return ""
+    return f" ({os.path.basename(own[-1].filename)}, line {own[-1].lineno})"
+
+
+def _traceback() -> str:
+    try:
+        return traceback.format_exc()[-MAX_TRACEBACK:]
+    except Exception as second:
+        return f"(its traceback raised {type(second).__name__})"
 
 
 def _restore(module: torch.nn.Module, state: Mapping[str, Kept]) -> None:
@@ -147,6 +187,12 @@ def _restore(module: torch.nn.Module, state: Mapping[str, Kept]) -> None:
             kept.live.grad = None
             if not same_bits(kept.live, kept.content):
                 kept.live.copy_(kept.content)
+
+
+def _disturb(state: Mapping[str, Kept]) -> None:
+    with torch.no_grad():
+        for kept in state.values():
+            kept.live.copy_(other_content(kept.content))
 
 
 def _collect_after(

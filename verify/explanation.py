@@ -326,7 +326,7 @@ def _accumulation(p: _Pattern) -> str | None:
             return None
     cause = "unordered floating-point accumulation (atomics, index_add, scatter_add, split-K)"
     condition = p.context.get("condition")
-    if condition in ("batch", "threads", "schedule", "ep"):
+    if condition in ("batch", "threads", "schedule", "vary", "ep"):
         cause = f"another order of accumulation for another {condition} (tile, split or kernel)"
     return f"few ulp (median {int(np.median(p.ulps))}), scattered over rows and columns: {cause}"
 
@@ -339,10 +339,12 @@ def _other_values(p: _Pattern) -> str | None:
     size = np.maximum(np.abs(x), np.abs(y))[finite]
     if len(size) < 4 or np.median(np.abs(x - y)[finite] / np.maximum(size, 1e-300)) < 0.3:
         return None
-    return (
-        "practically everything differs, by about the size of the values: other values altogether "
-        "(seed, inputs, weights or mapping), not rounding"
-    )
+    cause = "other values altogether (seed, inputs, weights or mapping), not rounding"
+    if p.context.get("condition") == "memory":
+        cause = "memory read or returned before it was written; the base may hold such bytes too"
+    if p.context.get("condition") == "history":
+        cause = "state that earlier calls left behind (a counter, a cache, a buffer)"
+    return f"practically everything differs, by about the size of the values: {cause}"
 
 
 _Rule = Callable[[_Pattern], str | None]

@@ -1,8 +1,9 @@
 """Starts the ranks of a run and watches them: nobody waits for a dead or stopped rank.
 
-A rank that exits without having reported everything, or whose heart stops beating, is dead; the
-others get a short grace to report what they saw and are then killed. gloo alone would wait for half
-an hour. What was reported before a death is kept; `decision` makes of it what it is worth.
+A rank that exits without having reported everything, or that is stopped, is dead; the others get a
+short grace to report what they saw and are then killed. gloo alone would wait for half an hour.
+What was reported before a death is kept; `decision` makes of it what it is worth. A rank that runs
+but is silent is left to the time-out: foreign code may hold the interpreter's lock for long.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from verify.errors import CaseError
-from verify.evidence import Record
-from verify.workers import ABANDONED, IN_WORKER, WorkerSpec, read_evidence, write_spec
+from verify.evidence import Record, from_line
+from verify.workers import ABANDONED, DONE, IN_WORKER, WorkerSpec, read_evidence, write_spec
 
-STOPPED_AFTER = 12.0  # seconds without a heartbeat
-START_LIMIT = 60.0  # seconds until the first heartbeat
+STOPPED_AFTER = 12.0  # seconds in the state `stopped`; without /proc, without a heartbeat
+START_LIMIT = 60.0  # without /proc: seconds until the first heartbeat
 GRACE = 12.0  # seconds that the others have after a death
 POLL = 0.05
 
@@ -35,8 +36,10 @@ class Watched:
     process: subprocess.Popen[bytes]
     beat: str = ""
     beat_at: float = field(default_factory=time.monotonic)
+    stopped_at: float | None = None
     size: int = 0
     death: str = ""
+    ended: bool = False  # and looked at
 
 
 @dataclass(frozen=True)
@@ -150,10 +153,11 @@ def _watch(watched: list[Watched], timeout: float, progress: Callable[[str], Non
 
 def _look(one: Watched, now: float) -> None:
     """Updates what is known of one worker; notes its death."""
-    if one.death:
+    if one.death or one.ended:
         return
     code = one.process.poll()
     if code is not None:
+        one.ended = True
         _, done = read_evidence(one.spec.stem.with_suffix(".jsonl"))
         left = code == ABANDONED and one.spec.stem.with_suffix(".abandoned").exists()
         if not left and (code != 0 or not done):
@@ -162,14 +166,36 @@ def _look(one: Watched, now: float) -> None:
             )
             one.death = f"{how}{_log_tail(one.spec)}"
         return
+    state = process_state(one.process.pid)
+    if state in ("T", "t"):
+        one.stopped_at = now if one.stopped_at is None else one.stopped_at
+        if now - one.stopped_at > STOPPED_AFTER:
+            _give_up(one, STOPPED_AFTER)
+        return
+    one.stopped_at = None
+    if state:
+        return  # it runs; code that holds the interpreter's lock silences the heart of a live rank
     with suppress(OSError):
         beat = one.spec.stem.with_suffix(".beat").read_text()
         if beat and beat != one.beat:
             one.beat, one.beat_at = beat, now
     limit = STOPPED_AFTER if one.beat else START_LIMIT
     if now - one.beat_at > limit:
-        one.death = f"stopped: no heartbeat for {limit:.0f} s"
-        _kill(one)
+        _give_up(one, limit)
+
+
+def _give_up(one: Watched, seconds: float) -> None:
+    one.death = f"stopped: no heartbeat for {seconds:.0f} s"
+    _kill(one)
+
+
+def process_state(pid: int) -> str:
+    """The letter of a process's state from /proc, such as S or T; empty where there is no /proc."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return ""
+    return text.rpartition(")")[2].strip()[:1]  # the name before it may hold anything
 
 
 def _kill(one: Watched) -> None:
@@ -193,13 +219,32 @@ def _outcome(watched: list[Watched], timed_out: bool) -> Outcome:
 
 def _progress(watched: list[Watched]) -> str:
     """What the first rank reported last."""
-    path = watched[0].spec.stem.with_suffix(".jsonl")
-    records, _ = read_evidence(path)
-    if not records:
+    last = _last_record(watched[0].spec.stem.with_suffix(".jsonl"))
+    if last is None:
         return "starting"
-    last = records[-1]
     claim, variant = getattr(last, "claim", ""), getattr(last, "variant", "")
     return f"{last.case}: {claim} {variant}".rstrip()
+
+
+def _last_record(path: Path, block: int = 2**14) -> Record | None:
+    """The last whole record of an evidence file, read from its end: the file may be long."""
+    try:
+        with open(path, "rb") as file:
+            start = file.seek(0, os.SEEK_END)
+            tail = b""
+            while start:
+                size = min(block, start)
+                start -= size
+                file.seek(start)
+                tail = file.read(size) + tail
+                block *= 2
+                lines = tail.split(b"\n")[0 if start == 0 else 1 : -1]  # whole ones only
+                for line in reversed(lines):
+                    if line != DONE.encode():
+                        return from_line(line.decode())
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def _log_tail(spec: WorkerSpec, lines: int = 4) -> str:

@@ -147,8 +147,8 @@ REASONS: dict[str, Reason] = {
         Reason(
             "vacuous",
             _U,
-            "every output is empty or constant, so equality proves nothing",
-            "use inputs for which the output varies",
+            "outputs are empty or constant, or a budget permits everything: nothing is proven",
+            "use inputs for which the output varies, and a budget that could be exceeded",
         ),
         Reason(
             "cached-output",
@@ -159,8 +159,8 @@ REASONS: dict[str, Reason] = {
         Reason(
             "case-error",
             _U,
-            "the case raised in every execution",
-            "read the error; nothing was compared",
+            "the case, its setup or its reference raised, so nothing was compared",
+            "read the error",
         ),
         Reason(
             "too-few-runs",

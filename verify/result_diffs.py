@@ -29,7 +29,9 @@ def result_entries(a: Json, b: Json) -> tuple[list[dict[str, Any]], list[str]]:
             side = "A" if name in left else "B"
             entries.append(_entry(f"case {name}", equal=False, detail=f"only in {side}"))
             continue
-        entries += _digests(name, left[name], right[name])
+        digests = list(_digests(name, left[name], right[name]))
+        entries += digests or [_unsettled(f"case {name}", "no outputs in A and B: not compared")]
+        entries += _unverified(name, left[name], right[name], digests)
         entries += _verdicts(name, left[name], right[name])
         notes += _givens(name, left[name], right[name])
     notes += _environment(a["environment"], b["environment"])
@@ -64,6 +66,8 @@ def _digests(name: str, a: Json, b: Json) -> Iterator[dict[str, Any]]:
             side = "A" if right is None else "B"
             yield _entry(f"{name} rank {rank}", equal=False, detail=f"only in {side}")
             continue
+        if not left and not right:
+            yield _unsettled(f"{name} rank {rank}", "no outputs in A and B: not compared")
         for tensor in sorted({*left, *right}):
             label = f"{name} rank {rank} {tensor}"
             if tensor not in left or tensor not in right:
@@ -74,6 +78,17 @@ def _digests(name: str, a: Json, b: Json) -> Iterator[dict[str, Any]]:
             else:
                 shown = [f"A {left[tensor]}", f"B {right[tensor]}"]
                 yield _entry(label, equal=False, compared=True, lines=shown)
+
+
+def _unverified(name: str, a: Json, b: Json, digests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """That neither run was verified: equal outputs then say nothing about the code's bits."""
+    states = [one["verdict"] for one in (a, b)]
+    if "VERIFIED" in states:
+        return []
+    both = states[0] == states[1]
+    runs = f"both runs were {states[0]}" if both else f"A was {states[0]} and B {states[1]}"
+    equal = any(one["compared"] for one in digests) and all(one["equal"] for one in digests)
+    return [_unsettled(f"case {name}", f"outputs are equal, but {runs}" if equal else runs)]
 
 
 def _verdicts(name: str, a: Json, b: Json) -> Iterator[dict[str, Any]]:
@@ -111,6 +126,10 @@ def _environment(a: Json, b: Json) -> Iterator[str]:
     for name in sorted({*left, *right}):
         if left.get(name) != right.get(name):
             yield f"environment {name}: {left.get(name)!r} in A, {right.get(name)!r} in B"
+
+
+def _unsettled(name: str, detail: str) -> dict[str, Any]:
+    return {**_entry(name, equal=True, detail=detail), "unsettled": True}
 
 
 def _entry(

@@ -43,7 +43,7 @@ def run(
     that is there; every rank then returns the same document.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
-    asked = {one.target: one for target in targets for one in find(target)}
+    asked = {one.target: one for one in _find(targets)}
     found = [with_options(one, options) for one in asked.values()]
     if not found:
         raise CaseError("no cases to run")
@@ -64,6 +64,19 @@ def run(
         started=started,
         seconds=time.perf_counter() - clock,
     )
+
+
+def _find(targets: Sequence[str]) -> list[Found]:
+    """The cases of all targets, found from one working directory, whatever a file does to it."""
+    here = os.getcwd()
+    found: list[Found] = []
+    try:
+        for target in targets:
+            os.chdir(here)
+            found += find(target)
+    finally:
+        os.chdir(here)
+    return found
 
 
 def leave() -> None:

@@ -85,7 +85,7 @@ def first(session: Session) -> Base:
         for name, text in digests.items():
             kept = session.load_trusted(name) if session.trusted.get(name) != text else None
             if kept is not None:
-                differences[name] = explain(kept, base.kept[name], name)
+                differences[name] = explain(kept, base.kept[name], name, "process")
     session.emit(
         Execution(
             case=session.plan.case,
@@ -173,7 +173,7 @@ def settle_own(session: Session, capture: Capture, *, claim: str, **fields: Any)
     if differing and session.explained.get(claim, 0) < MAX_EXPLAINED:
         session.explained[claim] = session.explained.get(claim, 0) + 1
         differences = {
-            name: explain(base.kept[name], capture.outputs[name], name) for name in differing
+            name: explain(base.kept[name], capture.outputs[name], name, claim) for name in differing
         }
     _emit(session, capture, claim, outputs, failure, started, differences=differences, **fields)
 
@@ -199,7 +199,7 @@ def settle_sum(
     differences: dict[str, Any] = {}
     if failure is None:
         pairs = differing_wholes(session, expected, wanted, actual, outputs, group)
-        differences = {name: explain(*pair, name) for name, pair in pairs.items()}
+        differences = {name: explain(*pair, name, claim) for name, pair in pairs.items()}
     _emit(
         session,
         capture,
@@ -223,14 +223,20 @@ def record(session: Session, capture: Capture, *, claim: str, **fields: Any) -> 
     _emit(session, capture, claim, fields.pop("outputs", {}), failure, started, **fields)
 
 
-def explain(expected: Tensor, actual: Tensor, name: str) -> dict[str, Any]:
+def explain(expected: Tensor, actual: Tensor, name: str, condition: str) -> dict[str, Any]:
     """The difference of two tensors: coordinates, bit patterns, counts, and what it suggests."""
     comparison = compare(expected, actual, name)
     return {
         **comparison.to_json(),
         "lines": list(comparison.describe()),
-        "suggests": list(suggest(comparison, expected, actual, None)),
+        "suggests": list(suggest(comparison, expected, actual, _context(condition))),
     }
+
+
+def _context(condition: str) -> dict[str, Any]:
+    """What the explanation may use: the condition, and the bytes that memory was filled with."""
+    fills = (0xFE, 0x80, 0xFF) if condition == "memory" else ()
+    return {"condition": condition, "fill_bytes": fills}
 
 
 def _digests(capture: Capture) -> dict[str, str]:

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from verify import inputs as generated
 from verify import randomness
-from verify.captures import Layout, as_integers, digest_at, fresh_copy
+from verify.captures import Layout, as_integers, digest_at, fresh_copy, uncomparable
 from verify.cases import Case
 from verify.errors import CaseError
+from verify.nesting import Nest, unnest
 from verify.placements import lookup, placement_of, split
 
 
@@ -42,6 +43,7 @@ class Stage:
     modules: dict[str, torch.nn.Module]
     module_state: dict[str, dict[str, Kept]]
     others: dict[str, Any]
+    nests: dict[str, Nest]
     own_generators: dict[str, Tensor]
     generators: randomness.GeneratorState
 
@@ -79,7 +81,7 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
             f"case {case.name!r}: setup returned {type(returned).__name__}; it must return a "
             "mapping of argument names to tensors, modules or other values"
         )
-    made = dict(returned or {})
+    made, nests = unnest(dict(returned or {}))
     clash = sorted(set(made) & set(tensors))
     if clash:
         raise CaseError(f"case {case.name!r}: both inputs and setup give {clash[0]!r}")
@@ -87,11 +89,16 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
     others = {n: v for n, v in made.items() if not isinstance(v, Tensor | torch.nn.Module)}
     for name, value in made.items():
         if isinstance(value, Tensor):
+            if (kind := uncomparable(value)) is not None:
+                raise CaseError(
+                    f"case {case.name!r}: argument {name!r} is a {kind} tensor, which cannot be"
+                    " copied and compared; make it inside the function from its parts"
+                )
             tensors[name] = fresh_copy(value).requires_grad_(value.requires_grad)
     state = {name: _state_of(module) for name, module in modules.items()}
     own = {n: v.get_state().clone() for n, v in others.items() if isinstance(v, torch.Generator)}
     stage = Stage(
-        case, rank, world, group, tensors, modules, state, others, own, randomness.snapshot()
+        case, rank, world, group, tensors, modules, state, others, nests, own, randomness.snapshot()
     )
     batch_size(stage)  # raises for a wrong declaration, here where it is a failed setup
     return stage
@@ -137,6 +144,8 @@ def give(
         batch_dim = lookup(case.batch, name)
         if seed is not None and name in case.inputs:
             value = generated.materialise(case.inputs[name], name, seed)
+        elif seed is not None:
+            value = other_content(value)
         if refill is not None and batch_dim is not None and name in case.inputs:
             other = generated.materialise(case.inputs[name], name, case.seed + 1)
             value = value.detach().clone()
@@ -154,6 +163,13 @@ def give(
         tensors[name], layouts[name] = _shard(case, name, value, parts, index)
         tensors[name].requires_grad_(whole.requires_grad)
     return Given(tensors, layouts, rows)
+
+
+def other_content(value: Tensor) -> Tensor:
+    """Other content for a tensor of unknown meaning: floating-point values reversed and scaled."""
+    if (value.is_floating_point() and value.element_size() > 1) or value.is_complex():
+        return value.detach().flip(list(range(value.dim()))) * 0.75
+    return value
 
 
 def _shard(

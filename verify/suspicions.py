@@ -13,6 +13,8 @@ from verify.evidence import PROBE, Execution, Plan
 from verify.placements import lookup
 from verify.verdicts import Finding
 
+UNSUPPORTED = "tensor that cannot be compared"  # as `captures` says it
+
 
 def case_findings(
     plan: Plan, base: dict[int, Execution], probes: Sequence[Execution], told: bool
@@ -37,6 +39,8 @@ def case_findings(
         findings.append(
             Finding("vacuous", "every output is empty or has the same value in every element")
         )
+    blind = sorted({n for e in done for n in e.not_compared if UNSUPPORTED in n})
+    findings += [Finding("unsupported", f"output {name}") for name in blind]
     findings += conduct([*base.values(), *probes])
     findings += _replicas_of_inputs(plan, base)
     by_name: dict[str, set[int]] = {}

@@ -1,24 +1,29 @@
 """From what a user types to cases: `file.py::case`, `file.py`, `package.module:case`, or a name.
 
 Importing a user's file runs it, as pytest would. Its folder goes to the end of the path, so that
-its neighbours can be imported.
+its neighbours can be imported; a file of a package is imported under its dotted name. Whatever goes
+wrong in it is a CaseError, and what it prints goes to stderr: stdout belongs to the report.
 """
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 
 from verify.cases import Case
-from verify.errors import CaseError
+from verify.errors import CaseError, VerifyError
 
 BUILTIN_MODULE = "verify.builtin"
 
@@ -97,10 +102,8 @@ def cases_in(module: ModuleType) -> list[Case]:
 def _of_module(name: str) -> list[Found]:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    try:
+    with _importing(name):
         module = importlib.import_module(name)
-    except ImportError as error:
-        raise CaseError(f"cannot import module {name!r}: {error}") from error
     return [Found(case, f"{name}:{case.name}") for case in cases_in(module)]
 
 
@@ -120,21 +123,103 @@ def import_file(path: Path) -> ModuleType:
     loaded = loaded_from(path)
     if loaded is not None:
         return loaded
+    folder = str(resolved.parent)
+    package = _package_of(resolved)
+    if package is not None:
+        root, dotted = package
+        _append(root)
+        _append(folder)
+        with _importing(path):
+            return importlib.import_module(dotted)
     name = f"{resolved.stem}_{hashlib.sha256(str(resolved).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, resolved)
     if spec is None or spec.loader is None:
         raise CaseError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    folder = str(resolved.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # last, so that a file there cannot shadow an installed package
+    _append(folder)
     try:
-        spec.loader.exec_module(module)
+        with _importing(path):
+            spec.loader.exec_module(module)
     except BaseException:
         sys.modules.pop(name, None)
         raise
     return module
+
+
+def _append(folder: str) -> None:
+    """To the end of the path, so that nothing there can shadow an installed package."""
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def _package_of(file: Path) -> tuple[str, str] | None:
+    """The folder above a file's outermost package and the file's dotted name.
+
+    None outside of packages, and where another package has that name already.
+    """
+    top = file.parent
+    if file.suffix != ".py" or not (top / "__init__.py").is_file():
+        return None
+    while (top.parent / "__init__.py").is_file():
+        top = top.parent
+    parts = list(file.relative_to(top.parent).with_suffix("").parts)
+    if any("." in part for part in parts):
+        return None
+    if parts[-1] == "__init__":
+        parts.pop()
+    loaded = sys.modules.get(top.name)
+    if loaded is not None:
+        origin = getattr(loaded, "__file__", None)
+    else:
+        spec = importlib.machinery.PathFinder.find_spec(top.name, [*sys.path, str(top.parent)])
+        origin = spec.origin if spec is not None else None
+    if origin is None or Path(origin).resolve() != top / "__init__.py":
+        return None
+    return str(top.parent), ".".join(parts)
+
+
+@contextlib.contextmanager
+def _importing(what: str | Path) -> Iterator[None]:
+    """Sends what is printed to stderr and makes a CaseError of whatever is raised."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except ModuleNotFoundError as error:
+        if isinstance(what, str) and error.name and f"{what}.".startswith(f"{error.name}."):
+            raise CaseError(f"cannot import module {what!r}: {error}") from error
+        raise _failed(what, error) from error
+    except BaseException as error:  # SystemExit too, and what pytest raises to skip a file
+        raise _failed(what, error) from error
+
+
+def _failed(what: str | Path, error: BaseException) -> CaseError:
+    """What went wrong and where: in the file itself if it is a file and known."""
+    file = str(what.resolve()) if isinstance(what, Path) else ""
+    message = told(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        message = error.msg
+        places = [(error.filename, error.lineno)]
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [(one.filename, one.lineno) for one in frames if one.filename == file][-1:]
+        places = places or [(f.filename, f.lineno) for f in frames if f.name == "<module>"][:1]
+    where = ""
+    for name, line in places:
+        if line is not None:
+            where = f" (line {line})" if name == file else f" ({name}, line {line})"
+    kind = "" if isinstance(error, VerifyError) else f"{type(error).__name__}: "
+    return CaseError(f"importing {what} failed: {kind}{message}{where}")
+
+
+def told(error: BaseException) -> str:
+    """The message of an exception, whose own text may raise as well."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be shown: __str__ raises)"
 
 
 def loaded_from(path: Path) -> ModuleType | None:

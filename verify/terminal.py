@@ -1,24 +1,29 @@
 """What all verbs share: how errors end a command, where output goes, when progress is shown.
 
 The exit codes are a closed list (0, 1, 2, 3), so nothing that goes wrong in the tool may look like
-a verdict: an interrupt, a closed pipe, a `sys.exit(0)` in the code under test and an unexpected
-exception all end with 2. It refuses to print progress anywhere but on a terminal's stderr.
+a verdict: an interrupt, SIGTERM, a closed pipe, a `sys.exit(0)` in the code under test and an
+unexpected exception all end with 2; and the process ends without running what the code under test
+registered for its exit. It refuses to print progress anywhere but on a terminal's stderr.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 
 from verify.errors import VerifyError
 from verify.reasons import EXIT_USAGE
 from verify.rendering.escaping import printable
+from verify.targets import told
 
 EXITS = (
     "Exit codes: 0 verified, 1 mismatch, 2 usage, input-file or tool error, "
@@ -26,8 +31,36 @@ EXITS = (
 )
 
 
+class Terminated(SystemExit):
+    """SIGTERM came: everything is cleaned up on the way out."""
+
+
 class Verbs(click.Group):
     """A group whose commands end with the documented exit codes, whatever is raised in them."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """What the console script and `python -m verify` call: it ends the process.
+
+        By os._exit, since the code under test was imported here and may have registered an exit
+        of its own (atexit), or threads that never end.
+        """
+        _clean_up_on_sigterm()
+        try:
+            self.main(*args, **kwargs)
+            code = EXIT_USAGE  # not reached: main exits
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else EXIT_USAGE
+        except KeyboardInterrupt:
+            code = EXIT_USAGE
+        except BaseException:
+            traceback.print_exc()
+            code = EXIT_USAGE
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                code = EXIT_USAGE  # the verdict was not delivered
+        os._exit(code)
 
     def main(
         self,
@@ -58,6 +91,8 @@ class Verbs(click.Group):
             raise
         except KeyboardInterrupt:
             return fail("interrupted; nothing is claimed")
+        except Terminated:
+            return fail("terminated; nothing is claimed")
         except SystemExit as error:
             return fail(f"the code under test called sys.exit({error.code!r})")
         except BrokenPipeError:
@@ -69,7 +104,7 @@ class Verbs(click.Group):
             if os.environ.get("VERIFY_DEBUG") == "1":
                 click.echo(traceback.format_exc(), err=True)
             kind = type(error).__name__
-            return fail(f"unexpected {kind}: {error} (VERIFY_DEBUG=1 shows the traceback)")
+            return fail(f"unexpected {kind}: {told(error)} (VERIFY_DEBUG=1 shows the traceback)")
 
 
 def fail(message: str) -> int:
@@ -103,6 +138,23 @@ def progress() -> Callable[[str], None]:
     if not speaks() or os.environ.get("CI") or not sys.stderr.isatty():
         return lambda message: None
     return lambda message: click.echo(printable(message), err=True)
+
+
+def _clean_up_on_sigterm() -> None:
+    """SIGTERM raises, so that workers are ended and folders removed; a second one is ignored.
+
+    Not under torchrun, which waits for its ranks: one that is inside a collective would not notice.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        return
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated(EXIT_USAGE)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def _discard_output() -> None:

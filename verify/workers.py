@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from verify.errors import CaseError
+from verify.errors import UnsupportedError, VerifyError
 from verify.evidence import (
     BASE,
     FIRST,
@@ -64,6 +66,7 @@ class WorkerSpec:
     degrees: Sequence[int] = field(default_factory=tuple)
     first_index: int = 0  # position of the first case in the main run, for its kept outputs
     paths: Sequence[str] = field(default_factory=lambda: [p or os.getcwd() for p in sys.path])
+    parent: int = field(default_factory=os.getpid)  # the process that watches this worker
 
     @property
     def stem(self) -> Path:
@@ -117,17 +120,30 @@ class Agreement:
         return failure
 
 
-def start_heartbeat(path: Path) -> None:
-    """A thread that counts into a file; it stops when the process is stopped or dead."""
+def start_heartbeat(path: Path, parent: int | None = None) -> None:
+    """A thread that counts into a file; it stops when the process is stopped or dead.
+
+    It ends the process, and what that started, once `parent` is gone: nobody would.
+    """
 
     def beat() -> None:
         count = 0
         while True:
+            if parent is not None and os.getppid() != parent:
+                _end_group()
             count += 1
-            path.write_text(str(count))
+            with suppress(OSError):  # the folder may be gone already
+                path.write_text(str(count))
             time.sleep(BEAT)
 
     threading.Thread(target=beat, daemon=True, name="verify-heartbeat").start()
+
+
+def _end_group() -> NoReturn:
+    """Ends this process at once; if it leads a group, as `ranks` starts it, with the group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -136,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ[IN_WORKER] = "1"
     # last, so that nothing there can shadow a package
     sys.path += [path for path in (*spec.paths, os.getcwd()) if path not in sys.path]
-    start_heartbeat(spec.stem.with_suffix(".beat"))
+    start_heartbeat(spec.stem.with_suffix(".beat"), spec.parent)
     with open(spec.stem.with_suffix(".jsonl"), "a", buffering=1) as file:
         try:
             _work(spec, lambda record: _append(file, to_line(record)))
@@ -155,11 +171,9 @@ def _append(file: Any, line: str) -> None:
 def _work(spec: WorkerSpec, emit: Callable[[Record], None]) -> None:
     import torch
 
-    from verify.targets import find_exact
-
     torch.set_num_threads(spec.threads)
     plans = [Plan(**plan) for plan in spec.plans]
-    found = [find_exact(plan.target) for plan in plans]
+    found = _find(plans)
     if spec.world == 1:
         run_cases(spec, list(zip(found, plans, strict=True)), None, {}, None, emit)
         return
@@ -177,6 +191,24 @@ def _work(spec: WorkerSpec, emit: Callable[[Record], None]) -> None:
     run_cases(spec, pairs, dist.group.WORLD, groups, store, emit)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _find(plans: Sequence[Plan]) -> list[Found]:
+    """The case of every plan, each looked for from where this worker was started.
+
+    A file may change the directory while it is imported; its code then runs there, as it would
+    without this tool.
+    """
+    from verify.targets import find_exact
+
+    here = end = os.getcwd()
+    found: list[Found] = []
+    for plan in plans:
+        os.chdir(here)
+        found.append(find_exact(plan.target))
+        end = os.getcwd() if os.getcwd() != here else end
+    os.chdir(end)
+    return found
 
 
 def make_groups(degrees: Sequence[int], rank: int, world: int) -> dict[int, Any]:
@@ -236,7 +268,7 @@ def run_cases(
             session.load_trusted = lambda name, kept=kept: _load(kept, name)  # type: ignore[misc]
         try:
             first(session) if spec.process else conduct(session)
-        except CaseError as error:
+        except VerifyError as error:
             # a wrong declaration shows on all ranks alike, so they stay in step
             emit_in_step(_declared_wrongly(plan, spec, error))
         if not spec.process and "process" in plan.claims and session.base is not None:
@@ -244,9 +276,10 @@ def run_cases(
         emit(Finished(plan.case, spec.rank, spec.process))
 
 
-def _declared_wrongly(plan: Plan, spec: WorkerSpec, error: CaseError) -> Trouble:
+def _declared_wrongly(plan: Plan, spec: WorkerSpec, error: VerifyError) -> Trouble:
     claim = "process" if spec.process else None
-    return Trouble(plan.case, "case-error", str(error), claim, spec.rank, spec.process)
+    reason = "unsupported" if isinstance(error, UnsupportedError) else "case-error"
+    return Trouble(plan.case, reason, str(error), claim, spec.rank, spec.process)
 
 
 def _with_plan(found: Found, plan: Plan) -> Found:

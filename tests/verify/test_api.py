@@ -264,3 +264,43 @@ def test_a_generator_among_the_arguments_is_restored_for_every_execution() -> No
     unseeded = torch.Generator()
     with pytest.raises(AssertionError, match="bits-differ"):
         verify.assert_repeatable(lambda x: drawn(x, unseeded), torch.ones(4))
+
+
+def test_workspaces_in_turn_are_one_workspace_too_few() -> None:
+    workspaces, calls = [torch.empty(3, 4) for _ in range(3)], [0]
+
+    def function(x: Tensor) -> Tensor:
+        calls[0] += 1
+        return torch.mul(x, 2, out=workspaces[calls[0] % 3])
+
+    with pytest.raises(AssertionError, match="aliased-output"):
+        verify.assert_repeatable(function, torch.arange(12.0).reshape(3, 4))
+
+
+def test_a_memo_of_the_first_arguments_is_a_cached_output() -> None:
+    memo: dict[str, Tensor] = {}
+    with pytest.raises(AssertionError, match="cached-output"):
+        verify.assert_repeatable(
+            lambda x: memo.setdefault("first", x * 2).clone(), torch.arange(12.0)
+        )
+
+
+def test_an_argument_under_a_taken_name_is_passed_all_the_same() -> None:
+    def function(arg1: Tensor, *more: Tensor) -> Tensor:
+        assert len(more) == 1
+        return arg1 + more[0]
+
+    verify.assert_repeatable(function, torch.arange(3.0), torch.arange(3.0) * 5)
+
+
+def test_assert_bitwise_compares_everything_or_says_what_it_cannot() -> None:
+    eye = torch.eye(3)
+    with pytest.raises(AssertionError, match="bits-differ"):
+        verify.assert_bitwise(eye.to_sparse(), (eye * 2).to_sparse())
+    with pytest.raises(AssertionError, match="bits-differ"):
+        verify.assert_bitwise(np.float32(1), np.float32(2))
+    with pytest.raises(AssertionError, match=r"unsupported: cannot compare out \(Linear\)"):
+        verify.assert_bitwise(nn.Linear(2, 2), nn.Linear(2, 2))
+    with pytest.raises(AssertionError, match="nothing-compared"):
+        verify.assert_bitwise(torch.empty(0), torch.empty(0))
+    verify.assert_bitwise(eye.to_sparse(), eye.to_sparse())

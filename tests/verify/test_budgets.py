@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -227,3 +228,29 @@ def test_reduction_budget_grows_with_length_and_magnitude() -> None:
     assert float(short) == pytest.approx(10 * 2.0**-24 * 100, rel=1e-5)
     wide = reduction(one, 100 * one, 10, torch.float32, accumulation=torch.float64)
     assert float(wide.margin) < float(short) / 2**28
+
+
+def test_the_budget_of_a_reduction_is_gamma_n_and_half_an_ulp() -> None:
+    exact, magnitudes = torch.tensor([1.5]).double(), torch.tensor([6.0]).double()
+    found = reduction(exact, magnitudes, 100, torch.bfloat16)
+    unit = 2.0**-24
+    margin = 100 * unit / (1 - 100 * unit) * 6.0
+    assert found.margin.item() == pytest.approx(margin, rel=1e-15)
+    assert found.budget.item() == pytest.approx(margin + 2.0**-8, rel=1e-15)
+    assert found.unrounded.item() == found.exact.item() == 1.5
+
+
+def test_an_infinite_budget_is_refused() -> None:
+    one = torch.ones(2).double()
+    for part in ("budget", "margin"):
+        reference = replace(Reference(one, one, one, one), **{part: one / 0})
+        with pytest.raises(CaseError, match=f"infinite {part}"):
+            check("out", torch.ones(2), reference)
+
+
+def test_a_budget_as_large_as_the_values_proves_nothing() -> None:
+    exact = torch.tensor([1.0, -2.0, 3.0]).double()
+    tight = Reference(exact, exact.abs() * 1e-3, exact, exact.abs() * 1e-3)
+    assert check("out", exact.float(), tight)["permissive"] == 0
+    wide = replace(tight, budget=exact.abs() * 1.5)
+    assert check("out", exact.float() * 1.4, wide)["permissive"] == 3

@@ -88,3 +88,14 @@ def test_accepts() -> None:
 def test_cases_are_frozen() -> None:
     with pytest.raises(AttributeError):
         case_of(double, inputs={"x": verify.normal(1)}).seed = 4  # type: ignore[misc]
+
+
+def test_what_is_given_is_promised_unless_claims_are_named() -> None:
+    def function(x: Any, tile: int = 1) -> Any:
+        return x
+
+    given = {"batch": {"x": 0}, "vary": {"tile": [2]}, "reference": lambda *_: {}}
+    case = Case(name="c", execute=function, **given)
+    assert case.claims == (*DEFAULT_CLAIMS, "batch", "vary", "reference")
+    assert Case(name="c", execute=function, claims=("repeat",), **given).claims == ("repeat",)
+    assert Case(name="c", execute=function).claims == DEFAULT_CLAIMS

@@ -65,10 +65,10 @@ def test_help_ends_with_examples_and_exit_codes(verb):
 
 def test_help_lists_the_verbs_without_importing_torch():
     code = (
-        "import sys, runpy; sys.argv = ['verify', '--help']\n"
-        "try: runpy.run_module('verify', run_name='__main__')\n"
-        "except SystemExit as end: assert not end.code, end.code\n"
-        "assert 'torch' not in sys.modules"
+        "import os, sys, runpy; sys.argv = ['verify', '--help']\n"
+        "leave = os._exit\n"
+        "os._exit = lambda code: leave(code or 9 * ('torch' in sys.modules))\n"
+        "runpy.run_module('verify', run_name='__main__')"
     )
     done = _spawn("-c", code)
     assert done.returncode == 0, done.stderr
@@ -172,6 +172,20 @@ def test_reports_are_written_and_can_be_drawn_again(fake, mixed, tmp_path):
     assert invoke("report", folder, "--exit-code").exit_code == 1
     page = invoke("report", folder / "result.json", "--format", "markdown").stdout
     assert page == (folder / "report.md").read_text()
+
+
+def test_reports_of_an_earlier_run_do_not_outlive_a_failed_one(fake, make_result, tmp_path):
+    fake.result = make_result()
+    assert invoke("run", "x", "--report", tmp_path).exit_code == 0
+    (tmp_path / "mine.txt").write_text("kept")
+    fake.error = CaseError("gone")
+    assert invoke("run", "x", "--report", tmp_path).exit_code == 2
+    assert os.listdir(tmp_path) == ["mine.txt"]
+    assert invoke("report", tmp_path, "--exit-code").exit_code == 2
+    (tmp_path / "result.json").mkdir()
+    shown = invoke("run", "x", "--report", tmp_path)
+    assert shown.exit_code == 2
+    assert "cannot remove" in shown.stderr
 
 
 def test_report_of_something_else(tmp_path):
@@ -299,6 +313,71 @@ def test_a_closed_pipe_is_no_verdict(tmp_path, make_result):
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (2, "")
+
+
+ENDS = """
+import atexit, os, sys, threading, time, types
+import verify.running, verify.results
+from verify import results
+from verify.cli import entry, main
+
+def run(targets, options, *, progress):
+    atexit.register(os._exit, 0)
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    if options.seed:
+        print("ready", flush=True)
+        try:
+            time.sleep(60)
+        finally:
+            print("cleaned up")
+    return results.read(__import__("pathlib").Path("earlier.json"))
+
+verify.running.run = run
+sys.argv[0] = "verify"
+"""
+
+
+@pytest.mark.parametrize("call", ["main()", "entry()"])
+def test_an_exit_that_the_code_under_test_registered_does_not_count(tmp_path, mixed, call):
+    results.write(mixed, tmp_path / "earlier.json")
+    done = _spawn("-c", ENDS + call, "run", "x", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1].startswith("verdict=MISMATCH"), done.stderr
+    assert done.returncode == 1
+
+
+def test_sigterm_cleans_up_and_ends_with_2(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDS + "entry()", "run", "x", "--seed", "1"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "cleaned up\n")
+    assert err == "verify: terminated; nothing is claimed\n"
+
+
+def test_an_import_that_fails_is_told_in_one_line(tmp_path):
+    path = tmp_path / "my_case.py"
+    path.write_text("import verify\nprint('hello')\nraise SystemExit(0)\n")
+    shown = invoke("run", path, "--format", "json")
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    said = f"hello\nverify: importing {path} failed: SystemExit: 0 (line 3)\n"
+    assert shown.stderr == said
+
+
+def test_an_error_whose_text_raises(fake):
+    class Odd(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    fake.error = Odd()
+    shown = invoke("run", "x")
+    assert shown.exit_code == 2
+    assert "unexpected Odd: (its message cannot be shown" in shown.stderr
 
 
 def test_output_where_the_encoding_lacks_characters(tmp_path, make_result, make_claim):

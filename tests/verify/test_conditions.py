@@ -16,6 +16,7 @@ from verify.cases import CLAIMS, Case
 from verify.conditions import CONDITIONS, batch, contention
 from verify.conditions.history import probe
 from verify.decision import decide
+from verify.errors import CaseError
 from verify.evidence import Execution, Plan, Record
 from verify.sessions import Session, first
 from verify.staging import prepare
@@ -106,7 +107,7 @@ def test_threads_are_changed_and_restored() -> None:
     claim, own = run("threads", f, 3)
     assert not claim.findings
     assert len({e.effective["num_threads"] for e in own} - {before}) >= 2
-    assert [e.effective["num_threads"] for e in own] == seen[1:-2]
+    assert [e.effective["num_threads"] for e in own] == seen[1 : 1 + len(own)]
     assert torch.get_num_threads() == before
 
     def g(x: Tensor) -> Tensor:
@@ -239,8 +240,8 @@ def test_schedule_and_vary() -> None:
     wrong, own = run("vary", f, vary={"tile": [2, 3], "flip": [True]})
     assert [e.variant for e in own] == ["tile=2", "tile=3", "flip=True"]
     assert [(f_.reason, f_.variant) for f_ in wrong.findings] == [("bits-differ", "tile=3")]
-    unknown, _ = run("vary", f, vary={"tiles": [2]})
-    assert reasons(unknown) == {"raises-sometimes"}
+    with pytest.raises(CaseError, match="takes no argument 'tiles'"):
+        run("vary", f, vary={"tiles": [2]})
 
 
 def test_rank_and_ep_need_ranks() -> None:
@@ -362,3 +363,36 @@ def test_batch_of_dtypes_that_torch_cannot_index(dtype: torch.dtype) -> None:
     assert not run("batch", lambda x: x.clone(), **given)[0].findings
     wrong, _ = run("batch", lambda x: x.clone() if len(x) != 2 else torch.zeros_like(x), **given)
     assert reasons(wrong) == {"bits-differ"}
+
+
+def test_batch_sees_outputs_that_vanish_appear_or_grow() -> None:
+    given = {"inputs": {"x": verify.normal(16, 4)}, "batch": {"x": 0, "out": 0, "lse": 0}}
+
+    def vanishing(x: Tensor) -> dict[str, Tensor]:
+        return {"out": x * 2} | ({"lse": x.sum(1)} if len(x) == 16 else {})
+
+    def growing(x: Tensor) -> Tensor:
+        return x * 2 if len(x) == 16 else torch.cat([x * 2, x[:1]])
+
+    def appearing(x: Tensor) -> dict[str, Tensor]:
+        return {"out": x * 2} | ({"new": x.sum(1)} if len(x) < 16 else {})
+
+    for function in (vanishing, growing, appearing):
+        claim, _ = run("batch", function, **given)
+        assert reasons(claim) == {"outputs-differ"}, function.__name__
+    assert not run("batch", lambda x: {"out": x * 2, "lse": x.sum(1)}, **given)[0].findings
+
+
+def test_a_schedule_that_equals_the_default_has_no_effect() -> None:
+    def function(x: Tensor, tile: int = 64) -> Tensor:
+        return x * 2
+
+    claim, _ = run("schedule", function, schedule=({"tile": 64},))
+    assert reasons(claim) == {"no-effect"}
+    claim, _ = run("schedule", function, schedule=({"tile": 32},))
+    assert not claim.findings
+    claim, _ = run("vary", function, vary={"tile": [64]})
+    assert reasons(claim) == {"no-effect"}
+    claim, _ = run("vary", function, vary={"tile": [32, 64]})
+    assert not claim.findings
+    assert claim.executions == 1  # the default is no variation

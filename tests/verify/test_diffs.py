@@ -270,3 +270,36 @@ def test_two_cases_of_one_name_are_told_apart(two, make_result, make_claim):
         "f (a.py::f) rank 0 out",
         "f (b.py::f) rank 0 out",
     }
+
+
+def test_a_case_without_outputs_beside_one_that_has_them_is_open(two, make_result, make_claim):
+    names = ("f", "always_raises")
+    for path in two:
+        write(make_result([CaseVerdict(name, name, [make_claim()]) for name in names]), path)
+        _edit(path, lambda document, _case: document["cases"][1]["outputs"].clear())
+    found = diff(*two)
+    assert exit_code(found) == 3
+    assert text(found).splitlines() == [
+        "same    f rank 0 out",
+        "open    case always_raises: no outputs in A and B: not compared",
+        "verdict=UNVERIFIED 1 digests compared, 0 differences; 1 open",
+    ]
+    for path in two:
+        _edit(path, lambda document, _case: document["cases"][1]["outputs"].update({"0": {}}))
+    assert exit_code(diff(*two)) == 3
+    _edit(two[1], lambda _document, case: case["outputs"]["0"].update(out="other"))
+    assert exit_code(diff(*two)) == 1
+
+
+def test_equal_outputs_of_two_mismatches_are_not_verified(two, mixed):
+    for path in two:
+        write(mixed, path)
+    found = diff(*two)
+    assert exit_code(found) == 3
+    shown = text(found)
+    assert "open    case bad: outputs are equal, but both runs were MISMATCH" in shown
+    assert "open    case gone: outputs are equal, but both runs were UNVERIFIED" in shown
+    assert "case good" not in shown
+    assert shown.splitlines()[-1].startswith("verdict=UNVERIFIED")
+    assert "VERIFIED" not in shown.replace("UNVERIFIED", "")
+    assert to_json(found)["exit_code"] == 3

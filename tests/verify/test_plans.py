@@ -50,7 +50,8 @@ def test_options_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_counts_of_executions() -> None:
     plan = plan_of(FOUND, RunOptions(runs=9, processes=4), 1)
-    assert dict(plan.runs) == {"repeat": 9, "process": 4, "memory": 3, "threads": 3, "history": 2}
+    others = {"memory": 3, "threads": 3, "history": 2}
+    assert dict(plan.runs) == {**others, "repeat": 9, "process": 4, "batch": 1}
     assert plan.placement == {"x": "sharded(0)", "out": "replicated"}
     assert plan.batch == {"x": 0}
 

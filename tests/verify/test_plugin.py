@@ -382,3 +382,24 @@ def test_name(bitwise, value):
     assert [case["verdict"] for case in document["cases"]] == ["MISMATCH"] * 3
     assert len(json.dumps(document)) > 0
     ElementTree.parse(project.folder / "j.xml")
+
+
+def test_cases_in_lists_are_items_too(project):
+    project.write(
+        test_lists="""
+import torch, verify
+def make(name):
+    return verify.case(name=name, claims=("repeat",))(lambda: torch.ones(2))
+numbers = [1, 2]
+table = [make("first"), make("second"), 3]
+again = table
+more = (table[0], make("third"))
+named = table[1]
+"""
+    )
+    shown = project.run("--collect-only", "-q")
+    assert [line for line in shown.splitlines() if "::" in line] == [
+        "test_lists.py::table[first]",
+        "test_lists.py::more[third]",
+        "test_lists.py::named",
+    ]

@@ -5,6 +5,9 @@ The clock of the first tests is the promise itself: a verdict within 60 seconds.
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +16,9 @@ from typing import Any
 import pytest
 
 from verify import ranks, results
+from verify.evidence import Trouble, to_line
 from verify.running import RunOptions, run
+from verify.workers import DONE, WorkerSpec
 
 pytestmark = pytest.mark.slow
 
@@ -229,8 +234,6 @@ def test_a_rank_that_raises_alone_inside_a_collective(tmp_path: Path) -> None:
 
 
 def test_workers_see_their_rank_and_not_the_launcher_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from verify.workers import WorkerSpec
-
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     spec = WorkerSpec(plans=[], rank=2, world=4, process=3, folder="", threads=1, timeout=1)
@@ -240,3 +243,61 @@ def test_workers_see_their_rank_and_not_the_launcher_s(monkeypatch: pytest.Monke
     assert not any(name.startswith("TORCHELASTIC") for name in environment)
     assert "" not in environment["PYTHONPATH"].split(":")
     assert "-P" in ranks.worker_command(Path("spec"))
+
+
+def watched_sleeper(tmp_path: Path) -> ranks.Watched:
+    spec = WorkerSpec(
+        plans=[], rank=0, world=1, process=0, folder=str(tmp_path), threads=1, timeout=1
+    )
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    return ranks.Watched(spec, process)
+
+
+def test_a_silent_heart_is_no_death_but_a_stop_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = watched_sleeper(tmp_path)
+    try:
+        (tmp_path / "process0-rank0.beat").write_text("1")
+        for now in (0.0, 1000.0, 2000.0):
+            ranks._look(one, time.monotonic() + now)
+        assert one.death == "", "it runs, whoever holds its lock"
+        os.kill(one.process.pid, signal.SIGSTOP)
+        while ranks.process_state(one.process.pid) != "T":
+            time.sleep(0.01)
+        for later, death in ((0.0, ""), (11.0, ""), (12.5, "stopped: no heartbeat for 12 s")):
+            ranks._look(one, 5000.0 + later)
+            assert one.death == death
+        assert one.process.returncode == -signal.SIGKILL
+    finally:
+        ranks._kill(one)
+
+
+def test_without_proc_the_heartbeat_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "process_state", lambda pid: "")
+    one = watched_sleeper(tmp_path)
+    try:
+        (tmp_path / "process0-rank0.beat").write_text("1")
+        ranks._look(one, 100.0)
+        ranks._look(one, 111.0)
+        assert one.death == ""
+        ranks._look(one, 113.0)
+        assert one.death.startswith("stopped: no heartbeat")
+    finally:
+        ranks._kill(one)
+
+
+def test_the_last_record_is_read_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    assert ranks._last_record(path) is None
+    path.write_text("")
+    assert ranks._last_record(path) is None
+    long = Trouble("c", "crashed", "x" * 500)
+    path.write_text("not json\n" + to_line(long) + "\n" + to_line(Trouble("d", "crashed", ""))[:-3])
+    assert ranks._last_record(path, 7) == long, "a line that is still being written is not read"
+    path.write_text("not json\n" + to_line(long) + "\n" + DONE + "\n")
+    assert ranks._last_record(path, 7) == long
+    path.write_text(DONE + "\n")
+    assert ranks._last_record(path) is None

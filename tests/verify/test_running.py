@@ -333,3 +333,36 @@ def test_sizes_that_do_not_add_up_are_a_case_error_and_no_missing_rank(tmp_path:
     assert "case-error" in reasons
     assert "missing-rank" not in reasons
     assert any("must give 2 numbers >= 0 that add up to 16" in detail for detail in details)
+
+
+MOVES = """
+import os
+from pathlib import Path
+import torch, verify
+
+os.chdir(Path(__file__).parent / "data")
+
+def read():
+    return torch.arange(float(Path("number.txt").read_text()))
+
+one = verify.case(name="one", claims=("repeat",))(read)
+two = verify.case(name="two", claims=("repeat",))(read)
+"""
+
+
+def test_a_file_that_changes_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "number.txt").write_text("3")
+    write(tmp_path, MOVES, "moves_a.py")
+    write(
+        tmp_path,
+        "import torch, verify\n@verify.case(claims=('repeat',))\n"
+        "def still():\n    return torch.arange(3.0)\n",
+        "stays.py",
+    )
+    monkeypatch.chdir(tmp_path)
+    result = run(["moves_a.py", "stays.py"], RunOptions(runs=2))
+    assert Path.cwd() == tmp_path
+    details = [f["detail"] for c in claims_of(result).values() for f in c["findings"]]
+    assert (result["verdict"], details) == ("VERIFIED", [])
+    assert [case["case"] for case in result["cases"]] == ["one", "two", "still"]

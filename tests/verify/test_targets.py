@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_neighbours_are_importable_but_shadow_nothing(tmp_path: Path) -> None:
 def test_a_file_that_raises_leaves_no_half_module(tmp_path: Path) -> None:
     path = write(tmp_path / "broken.py", "import torch\nraise KeyError('at import')")
     for _ in range(2):
-        with pytest.raises(KeyError):
+        with pytest.raises(CaseError, match=r"broken.py failed: KeyError: 'at import' \(line 2\)"):
             import_file(path)
     assert loaded_from(path) is None
 
@@ -132,3 +133,62 @@ def test_builtin_names_are_unique_and_moe_brings_its_exact_twins() -> None:
     assert len(set(names)) == len(names)
     assert [one.case.name for one in find("moe")] == [n for n in names if n != "moe-1024"]
     assert len(find("moe/exact-*")) == len(names) - 3
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1\nimport nothing_of_this_name_x", "ModuleNotFoundError: No module named '"),
+        ("x = 1\ndef f(:", "SyntaxError: invalid syntax (line 2)"),
+        ("import sys\nsys.exit('bye')", "SystemExit: bye (line 2)"),
+        ("def f():\n    return 1 / 0\nf()", "ZeroDivisionError: division by zero (line 2)"),
+        ("class E(Exception):\n    __str__ = None\nraise E", "E: (its message cannot"),
+        ("class B(BaseException): pass\nraise B('x')", "B: x (line 2)"),
+        ("import verify\nverify.case(claims=('no such',))(len)", "no such"),
+        ("import raises_inside_x", "RuntimeError: inside (line 1)"),
+    ],
+)
+def test_whatever_a_file_raises_names_file_kind_and_line(
+    tmp_path: Path, source: str, said: str
+) -> None:
+    write(tmp_path / "raises_inside_x.py", "\n\nraise RuntimeError('inside')")
+    path = write(tmp_path / "my_case.py", source)
+    with pytest.raises(CaseError) as caught:
+        find(str(path))
+    assert str(caught.value).startswith(f"importing {path} failed: ")
+    assert said in str(caught.value)
+
+
+def test_an_interrupt_at_import_stays_one(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        import_file(write(tmp_path / "stop.py", "raise KeyboardInterrupt"))
+
+
+def test_a_module_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a_broken_module_x.py", "import torch\nimport not_there_x")
+    monkeypatch.chdir(tmp_path)
+    where = re.escape(f"({tmp_path / 'a_broken_module_x.py'}, line 2)")
+    with pytest.raises(CaseError, match=f"a_broken_module_x failed: ModuleNotFoundError.*{where}"):
+        find("a_broken_module_x:case")
+
+
+def test_what_a_file_prints_is_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find(str(write(tmp_path / "loud.py", SOURCE + "\nprint('loud')")))
+    assert capsys.readouterr() == ("", "loud\n")
+
+
+def test_a_file_of_a_package_has_its_dotted_name(tmp_path: Path) -> None:
+    inner = tmp_path / "outer_package_x" / "inner"
+    write(inner / "__init__.py", "")
+    write(inner.parent / "__init__.py", "")
+    write(inner.parent / "common.py", "VALUE = 3")
+    path = write(inner / "cases.py", "from ..common import VALUE; assert VALUE == 3\n" + SOURCE)
+    assert len(find(str(path))) == 3
+    assert import_file(path).__name__ == "outer_package_x.inner.cases"
+    assert str(tmp_path) in sys.path
+    # another package of that name is there already: the file stands alone then
+    other = write(tmp_path / "deep" / "outer_package_x" / "cases.py")
+    write(other.parent / "__init__.py", "")
+    assert import_file(other).__name__.startswith("cases_")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -16,7 +17,10 @@ import torch
 import torch.distributed as dist
 
 from verify import workers
-from verify.evidence import Failure, Plan, Trouble, to_line
+from verify.cases import Case
+from verify.errors import CaseError, UnsupportedError, VerifyError
+from verify.evidence import Failure, Finished, Plan, Trouble, to_line
+from verify.targets import Found
 from verify.workers import Agreement, WorkerSpec, read_evidence, write_spec
 
 FAILURE = Failure("ValueError", "boom", "...")
@@ -153,3 +157,63 @@ def test_a_rank_that_succeeded_does_not_wait_for_ever_either() -> None:
     assert "[1]" in failure.message
     assert failure.after_peer
     assert lonely.abandoned
+
+
+ORPHAN = """
+import os, pathlib, subprocess, sys, time
+from verify import workers
+workers.BEAT = 0.02
+if len(sys.argv) > 2:
+    workers.start_heartbeat(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+    time.sleep(60)
+words = [sys.executable, "-c", os.environ["SCRIPT"], sys.argv[1], str(os.getpid())]
+child = subprocess.Popen(words, start_new_session=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+print(child.pid, flush=True)
+os._exit(0)  # as if killed: the child is left alone
+"""
+
+
+def test_a_worker_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN, str(tmp_path / "beat")],
+        env={**os.environ, "SCRIPT": ORPHAN},
+        stdout=subprocess.PIPE,  # ends only when the child, which has it too, does
+        check=True,
+        timeout=30,
+    )
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
+        if not Path(f"/proc/{pid}/cmdline").read_bytes():
+            break  # a zombie: it has ended
+        time.sleep(0.02)
+    else:
+        assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (CaseError("wrong"), "case-error"),
+        (UnsupportedError("cannot"), "unsupported"),
+    ],
+)
+def test_a_refusal_while_a_case_runs_is_told_and_the_next_case_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: VerifyError, reason: str
+) -> None:
+    from verify import conduct
+
+    def refuse(session: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(conduct, "conduct", refuse)
+    case = Case(name="c", execute=lambda: torch.ones(2))
+    plan = Plan("c", "c", ["repeat"], 1, {"repeat": 2})
+    told: list[Any] = []
+    spec = spec_of(tmp_path, rank=0, world=1, process=0)
+    workers.run_cases(spec, [(Found(case, "c"), plan)] * 2, None, {}, None, told.append)
+    troubles = [one for one in told if isinstance(one, Trouble)]
+    assert [(one.reason, one.detail) for one in troubles] == [(reason, str(error))] * 2
+    assert sum(isinstance(one, Finished) for one in told) == 2

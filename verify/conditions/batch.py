@@ -8,7 +8,7 @@ another position (tiles), other neighbours (a leak).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,14 +89,23 @@ def _settle(session: Session, capture: Capture, variant: Variant, index: int) ->
             skipped[name] = "no batch dimension"
         elif layout is not None and layout.dim != dim:
             skipped[name] = f"sharded along dimension {layout.dim}, batch is {dim}"
-        elif name in capture.outputs:
-            expected[name] = pick(kept, layout, dim, variant.rows, keep)
-            actual[name] = pick(
-                capture.outputs[name], capture.layouts[name], dim, torch.arange(count), keep
-            )
-            if placement is not None and placement.kind == "replicated":
-                expected[name] = Part(expected[name].tensor, None, replicated=True)
-                actual[name] = Part(actual[name].tensor, None, replicated=True)
+        else:
+            same = placement is not None and placement.kind == "replicated"
+            expected[name] = replace(pick(kept, layout, dim, variant.rows, keep), replicated=same)
+            if same:
+                expected[name] = replace(expected[name], count=None)
+    for name, tensor in capture.outputs.items():
+        if name in skipped:
+            continue
+        layout = capture.layouts[name]
+        dim = batch_dim_of(case.batch, name)
+        size = layout.full_shape[layout.dim] if layout is not None else None
+        if dim is not None and dim < tensor.dim() and (size or tensor.shape[dim]) == count:
+            actual[name] = pick(tensor, layout, dim, torch.arange(count), keep)
+            if name in expected and expected[name].replicated:
+                actual[name] = replace(actual[name], count=None, replicated=True)
+        else:
+            actual[name] = Part(tensor, layout)  # of another size, or new: it will not agree
     settle_sum(
         session,
         capture,

@@ -56,10 +56,12 @@ def _run_degree(session: Session, degree: int, index: int) -> None:
         kind = _kind(session, name)
         if kind in (None, "local"):
             skipped[name] = NO_PLACEMENT if kind is None else "a rank's own, see own tokens"
-        elif name in capture.outputs:
-            same = kind == "replicated"
-            expected[name] = Part(kept, base.layouts[name], replicated=same)
-            actual[name] = Part(capture.outputs[name], capture.layouts[name], replicated=same)
+        else:
+            expected[name] = Part(kept, base.layouts[name], replicated=kind == "replicated")
+    for name, tensor in capture.outputs.items():
+        if name not in skipped:
+            same = _kind(session, name) == "replicated"
+            actual[name] = Part(tensor, capture.layouts[name], replicated=same)
     settle_sum(
         session,
         capture,
@@ -119,8 +121,10 @@ def _needs_ranks(session: Session, claim: str) -> None:
         Trouble(
             session.plan.case,
             "unsupported",
-            f"needs more than one rank, and for ep a lower degree that divides it: --ranks N"
-            f" (ranks {session.stage.world}, degrees {list(session.stage.case.ep)})",
+            "needs at least two ranks: --ranks 2"
+            if claim == "rank"
+            else f"needs a degree below the number of ranks that divides it: --ranks N (ranks"
+            f" {session.stage.world}, degrees {list(session.stage.case.ep)})",
             claim=claim,
             rank=session.stage.rank,
         )

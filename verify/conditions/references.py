@@ -87,7 +87,7 @@ def run_exact(session: Session, runs: int) -> None:
             outputs[name] = str(digest_at(tensor, layout))
             wanted[name] = str(digest_at(value, layout))
             if outputs[name] != wanted[name]:
-                differences[name] = explain(value, tensor, name)
+                differences[name] = explain(value, tensor, name, "exact")
         for name in set(expected) - set(capture.outputs):
             wanted[name] = str(digest_at(expected[name], None))  # a lost output is a difference
     except Exception as error:
@@ -148,13 +148,14 @@ def _trouble(session: Session, reason: str, claim: str, detail: str) -> None:
 def _expected(session: Session, function: Any) -> Mapping[str, Any]:
     stage, base = session.stage, session.base
     assert base is not None
-    inputs = {name: tensor.detach() for name, tensor in stage.tensors.items()}
+    inputs = {name: tensor.detach().clone() for name, tensor in stage.tensors.items()}
     return dict(function(inputs, _whole_upstream(session), view_of(stage, base.given.layouts)))
 
 
 def view_of(stage: Stage, layouts: Mapping[str, Layout | None]) -> View:
     """This rank's view of the whole problem."""
-    rows = slice(0, batch_size(stage) or 0)
+    entries = batch_size(stage)
+    rows = slice(None) if entries is None else slice(0, entries)
     for name, layout in layouts.items():
         dim = lookup(stage.case.batch, name)
         if layout is not None and dim == layout.dim:
