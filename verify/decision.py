@@ -100,9 +100,7 @@ def _decide_claim(
         findings=_limited(findings),
         executions=tried if runs_differing else least,
         differing=runs_differing,
-        bound=undetected_rate(least)
-        if clean and least and compared and claim not in _MEASURED
-        else None,
+        bound=undetected_rate(least) if clean and least and compared else None,
         rate=rate_interval(runs_differing, tried) if runs_differing and claim in _RATED else None,
         ranks=[_rank_evidence(rank, own, differing) for rank in range(plan.ranks)],
         compared=sorted(compared),
@@ -116,7 +114,6 @@ def _decide_claim(
     )
 
 
-_MEASURED = ("reference", "exact")
 _RATED = ("repeat", "process", "contention", "rank")  # the same thing again and again
 
 

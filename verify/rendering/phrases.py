@@ -51,9 +51,9 @@ def evidence(claim: Json) -> str:
     if claim["differing"] == 0:
         runs = number(claim["executions"], "run")
         everywhere = f" on each of {len(ranks)} ranks" if len(ranks) > 1 else ""
-        if claim["measurements"]:
-            return f"measured in {runs}{everywhere}"
         said = f"0 of {runs}{everywhere} differed"
+        if claim["measurements"]:
+            said = f"measured in {runs}{everywhere}"
         if claim["bound"] is not None:
             share = percent(claim["bound"])
             said += f"; a fault rarer than {share} per run is not excluded"
