@@ -16,11 +16,10 @@ from torch import Tensor
 
 from verify.digests import Digest
 from verify.errors import CaseError
-from verify.evidence import Facts
+from verify.evidence import UNSUPPORTED, Facts
 from verify.hashing import digest_shard, digest_tensor
 
 _VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-UNSUPPORTED = "tensor that cannot be compared"
 _WITHOUT_MINIMUM = (torch.uint16, torch.uint32, torch.uint64)
 
 

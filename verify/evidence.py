@@ -15,6 +15,7 @@ BASE = "base"
 FIRST = "first"
 PROBE = "probe"
 RETRY = "retry"
+UNSUPPORTED = "tensor that cannot be compared"  # how `not_compared` names such an output
 
 
 @dataclass(frozen=True)

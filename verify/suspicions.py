@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verify import agreement
-from verify.evidence import PROBE, Execution, Plan
+from verify.evidence import PROBE, UNSUPPORTED, Execution, Plan
 from verify.placements import lookup
 from verify.verdicts import Finding
-
-UNSUPPORTED = "tensor that cannot be compared"  # as `captures` says it
 
 
 def case_findings(

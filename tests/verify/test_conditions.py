@@ -398,3 +398,31 @@ def test_a_schedule_that_equals_the_default_has_no_effect() -> None:
     claim, _ = run("vary", function, vary={"tile": [32, 64]})
     assert not claim.findings
     assert claim.executions == 1  # the default is no variation
+
+
+def test_an_output_that_cannot_be_compared_is_no_pass() -> None:
+    def hidden(x: Tensor) -> dict[str, Tensor]:
+        return {"y": x * 2, "z": torch.empty(2, device="meta")}
+
+    claim, _ = run("repeat", hidden, 2)
+    assert reasons(claim) == {"unsupported"}
+    assert not run("repeat", lambda x: {"y": x * 2, "z": x + 1}, 2)[0].findings
+
+
+def test_a_reference_with_a_budget_for_everything_is_vacuous_and_may_write_to_its_inputs() -> None:
+    def wide(inputs: Any, upstream: Any, view: Any) -> dict[str, verify.Reference]:
+        exact = inputs["x"].double() * 2
+        inputs["x"].zero_()
+        size = exact.abs() * 1e6
+        return {"out": verify.Reference(exact, size, exact, size)}
+
+    claim, _ = run("reference", lambda x: x * 2, reference=wide)
+    assert reasons(claim) == {"vacuous"}
+
+
+def test_a_sparse_argument_is_refused_by_name() -> None:
+    case = Case(
+        name="c", execute=lambda a: a.to_dense(), setup=lambda: {"a": torch.eye(3).to_sparse()}
+    )
+    with pytest.raises(CaseError, match=r"argument 'a' is a torch\.sparse_coo tensor"):
+        prepare(case)
