@@ -3,12 +3,14 @@
 Why not `mok/moe.py`: importing a submodule of that name would hide the function `mok.moe`. The
 router stays outside: both take its choice (topk_experts, router_weights). Under torch.compile the
 layer is one operator without a graph break; under activation checkpointing the recomputed pass has
-the saved one's bits. Refuses other weight dtypes than bf16.
+the saved one's bits. Refuses other weight dtypes than bf16, except where autocast casts them.
 
 Legend: T local tokens, K slots, E local experts, H hidden size, I width.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -40,9 +42,13 @@ def moe(
     (gate [I_shared, H], up, down [H, I_shared]). Returns bf16 [T, H].
 
     Differentiable in x, router_weights and the weights; weight gradients are accumulated in fp32
-    and rounded to bf16 once. With a group the call and its backward are collective, T may differ
-    and be 0, and the shared expert's gradients are this rank's partial sums. Raises InputError (on
-    all ranks) for a wrong shape, dtype, device or layout.
+    and rounded to bf16 once. In a torch.autocast region of dtype bf16, x and the weights may have
+    other floating-point dtypes than float64: they are cast to bf16, router weights to fp32, and
+    gradients arrive in the given dtypes.
+
+    With a group the call and its backward are collective, T may differ and be 0, and the shared
+    expert's gradients are this rank's partial sums. Raises InputError (on all ranks) for a wrong
+    shape, dtype, device or layout.
     """
     knobs = config or MoKConfig()
     shared_gate, shared_up, shared_down = shared if shared is not None else (None, None, None)
@@ -65,6 +71,24 @@ def moe(
     )[0]
 
 
+@dataclass(frozen=True)
+class _Group:
+    """A process group, which torch can neither copy nor pickle: a copy of the layer shares it."""
+
+    value: dist.ProcessGroup | None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _Group:
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        if self.value is None:
+            return _Group, (None,)
+        raise InputError(
+            "a mok.MoE with a process group cannot be pickled; allowed: group = None. Save its "
+            "state_dict() and load that into a layer made with the group."
+        )
+
+
 class MoE(nn.Module):
     """The layer with its weights; the router is outside.
 
@@ -72,6 +96,9 @@ class MoE(nn.Module):
     shared_size the shared expert's w_shared_gate, w_shared_up [I_shared, H], w_shared_down
     [H, I_shared]. reset_parameters() draws them from a normal distribution of variance 1 / fan-in;
     load a checkpoint or seed each rank to get the same model at every expert-parallel degree.
+    state_dict() holds these parameters and nothing else. A rank holds its own experts, in rank
+    order, so rank r of R loads rows r E / R .. (r + 1) E / R - 1 of a whole w_gate, w_up and
+    w_down, and the ranks' parts concatenated along dimension 0 are the whole.
 
     Raises InputError when the number of experts is not a multiple of the group's size.
     """
@@ -101,7 +128,7 @@ class MoE(nn.Module):
             )
         self.num_experts = num_experts
         self.swiglu_limit = swiglu_limit
-        self.group = group
+        self._group = _Group(group)
         self.config = config or MoKConfig()
 
         def weight(*shape: int) -> nn.Parameter:
@@ -119,6 +146,11 @@ class MoE(nn.Module):
             self.w_shared_up = weight(shared_size, hidden_size)
             self.w_shared_down = weight(hidden_size, shared_size)
         self.reset_parameters()
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The expert-parallel group; None for one rank. A deep copy shares it."""
+        return self._group.value
 
     def reset_parameters(self) -> None:
         """Normal values of variance 1 / fan-in."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from mok import checks, engine
+from mok.autocast import DEVICES, autocast_rule
 from mok.config import MoKConfig
 from mok.dispatch import rows_to_send
 from mok.errors import InputError
@@ -338,3 +339,5 @@ moe_backward = _define("moe_backward", _backward, _backward_fake)
 torch.library.register_autograd(
     "mok::moe_forward", _autograd, setup_context=_setup_context, lib=_LIBRARY
 )
+for _device in DEVICES:
+    _LIBRARY.impl("moe_forward", autocast_rule(moe_forward, _device), f"Autocast{_device.upper()}")
