@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
 
+from verify import input_files
 from verify.cases import Case
 from verify.errors import CaseError, VerifyError
 
@@ -30,10 +31,14 @@ BUILTIN_MODULE = "verify.builtin"
 
 @dataclass(frozen=True)
 class Found:
-    """A case and the target that finds exactly it again, in any process."""
+    """A case and the target that finds exactly it again, in any process.
+
+    by_name: chosen by its name or a pattern only, not as one below a shorter name.
+    """
 
     case: Case
     target: str
+    by_name: bool = False
 
 
 def find(target: str) -> list[Found]:
@@ -63,7 +68,10 @@ def find_exact(target: str) -> Found:
 def builtin() -> list[Found]:
     """The cases that ship with the package."""
     module = importlib.import_module(BUILTIN_MODULE)
-    return [Found(case, case.name) for case in module.CASES]
+    return [
+        *(Found(case, case.name) for case in module.CASES),
+        *(Found(case, case.name, by_name=True) for case in module.BY_NAME),
+    ]
 
 
 def _select(found: list[Found], name: str, target: str) -> list[Found]:
@@ -72,7 +80,7 @@ def _select(found: list[Found], name: str, target: str) -> list[Found]:
         one
         for one in found
         if one.case.name == name
-        or one.case.name.startswith(f"{name}/")
+        or (one.case.name.startswith(f"{name}/") and not one.by_name)
         or fnmatchcase(one.case.name, name)
     ]
     if chosen:
@@ -117,9 +125,11 @@ def import_file(path: Path) -> ModuleType:
 
     A module that is already imported from that file (by pytest, say) is used as it is.
     """
+    problem = input_files.problem_of(path)
+    if problem:
+        given = f"no such file: {path}" if problem == "no such file" else f"{path}: {problem}"
+        raise CaseError(given)
     resolved = path.resolve()
-    if not resolved.is_file():
-        raise CaseError(f"no such file: {path}")
     loaded = loaded_from(path)
     if loaded is not None:
         return loaded
@@ -224,9 +234,9 @@ def told(error: BaseException) -> str:
 
 def loaded_from(path: Path) -> ModuleType | None:
     """The module that this process has already loaded from a file; never runs it."""
-    resolved = path.resolve()
+    resolved = os.path.realpath(path)  # not Path.resolve, which raises for a circle of links
     for module in list(sys.modules.values()):
         origin = getattr(module, "__file__", None)
-        if origin and module.__name__ != "__mp_main__" and Path(origin).resolve() == resolved:
+        if origin and module.__name__ != "__mp_main__" and os.path.realpath(origin) == resolved:
             return module
     return None

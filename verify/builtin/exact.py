@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.builtin.moe import uneven
+from verify.builtin import covered
+from verify.builtin.layer import uneven
 from verify.cases import Case
 from verify.conditions.references import View
 from verify.placements import Placement, local, replicated, sharded
@@ -125,7 +126,9 @@ EXACT_CASES = tuple(
         batch=dict.fromkeys(TOKENS, 0),
         ep=(1, 2, 4, 8),
         exact=_expected(variant),
+        golden="exact",
         gradients=False,
+        sources=covered.EXACT,
         ranks=4,
     )
     for variant in VARIANTS

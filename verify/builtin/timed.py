@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from verify import inputs as generated
-from verify.builtin.moe import weights
+from verify.builtin import covered
+from verify.builtin.layer import weights
 from verify.cases import Case
 
 T, H, I, E, K = 1024, 512, 256, 16, 4  # noqa: E741 - the field's names
@@ -44,4 +45,5 @@ MOE_1024 = Case(
         "w_up": weights(E, I, H),
         "w_down": weights(E, H, I),
     },
+    sources=covered.LAYER,
 )
