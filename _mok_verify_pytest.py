@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import os
 import re
 import shlex
 import sys
@@ -24,11 +25,12 @@ import pytest
 
 _HOME = Path(__file__).resolve().parent / "verify"
 _RECORDS = pytest.StashKey[list[str]]()
+_UPDATED = pytest.StashKey[int]()
 _OPTIONS = ("claims", "runs", "ranks", "timeout")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Three options; goldens will bring the fourth."""
+    """The options, and where goldens lie for those who do not want to say it each time."""
     group = parser.getgroup("verify", "bit-determinism (mok-verify)")
     group.addoption("--verify-runs", type=_positive, metavar="N", help="executions of each check")
     group.addoption("--verify-report", metavar="DIR", help="write DIR/result.json")
@@ -37,6 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="let tests pass that could not be verified; the report still says UNVERIFIED",
     )
+    group.addoption(
+        "--verify-update",
+        metavar="REASON",
+        help="make the goldens of cases that declare one instead of checking these cases",
+    )
+    group.addoption("--verify-golden", metavar="DIR", help="compare with the goldens in DIR")
+    parser.addini("verify_golden", "the folder of goldens, from the rootdir", default="golden")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,24 +57,42 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("verify_report")
     if folder and Path(folder).exists() and not Path(folder).is_dir():
         raise pytest.UsageError(f"--verify-report {folder}: it is a file, not a folder")
+    reason = config.getoption("verify_update")
+    if reason is not None and (not reason.strip() or os.path.exists(reason)):
+        raise pytest.UsageError(
+            f"--verify-update {reason!r}: give the reason why goldens change, as one word of the"
+            " command line: --verify-update 'bias added before the activation'"
+        )
     config.pluginmanager.register(Recorder(config), "mok_verify_recorder")
 
 
 class CaseItem(pytest.Item):
-    """A module-level `verify.case` of a test file as a test of its own."""
+    """A module-level `verify.case` of a test file as a test of its own.
 
-    def __init__(self, *, case_name: str, **kwargs: Any) -> None:
+    With --verify-update one that declares a golden gets it made and is not checked.
+    """
+
+    def __init__(self, *, case: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.case_name = case_name
+        self.case_name: str = case.name
+        self.updates = bool(case.golden) and self.config.getoption("verify_update") is not None
+        self.promised = "golden" in case.claims
 
     def runtest(self) -> None:
         __tracebackhide__ = True
+        if self.updates:
+            given = (_golden(self.config), self.config.getoption("verify_update"))
+            self.stash[_UPDATED] = _testing().update_item(self.path, self.case_name, *given)
+            return
+        options = _options(self)
+        asked = self.promised or "claims" in options or self.config.getoption("verify_golden")
         _testing().run_item(
             self.path,
             self.case_name,
-            _options(self),
+            options,
             self.stash[_RECORDS],
             allow_unverified=self.config.getoption("verify_allow_unverified"),
+            golden=_golden(self.config) if asked else None,
         )
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -92,7 +119,7 @@ def pytest_pycollect_makeitem(
     if kind is None or not isinstance(collector, pytest.Module):
         return None
     if isinstance(obj, kind):
-        item: CaseItem = CaseItem.from_parent(collector, name=name, case_name=obj.name)
+        item: CaseItem = CaseItem.from_parent(collector, name=name, case=obj)
         return item
     if not isinstance(obj, list | tuple) or not any(isinstance(one, kind) for one in obj):
         return None
@@ -107,7 +134,7 @@ def pytest_pycollect_makeitem(
     for value in vars(collector.obj).values():
         cases.pop(id(value), None)
     return [
-        CaseItem.from_parent(collector, name=f"{name}[{case.name}]", case_name=case.name)
+        CaseItem.from_parent(collector, name=f"{name}[{case.name}]", case=case)
         for case in cases.values()
     ]
 
@@ -134,6 +161,7 @@ def bitwise(request: pytest.FixtureRequest) -> Any:
         item.stash[_RECORDS],
         _options(item),
         item.config.getoption("verify_allow_unverified"),
+        _golden(item.config),
     )
 
 
@@ -151,6 +179,8 @@ def pytest_runtest_makereport(
     pytest has no third outcome, but what fails outside of the call is an error, in JUnit too.
     """
     report = yield
+    if report.when == "call" and _UPDATED in item.stash:
+        report.verify_updated = item.stash[_UPDATED]  # type: ignore[attr-defined]
     if not _asks(item):
         return report
     records = item.stash.get(_RECORDS, [])
@@ -185,6 +215,7 @@ class Recorder:
         self.crashed: set[str] = set()
         self.environment: dict[str, Any] = {}
         self.summary: list[str] = []
+        self.updated: dict[str, int] = {}  # by test: goldens that changed
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.expected = [item.nodeid for item in session.items if _asks(item)]
@@ -200,6 +231,8 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._expect(getattr(report, "verify_expected", "[]"))
+        if hasattr(report, "verify_updated"):
+            self.updated[report.nodeid] = report.verify_updated
         carried = getattr(report, "verify_records", None)
         if carried is not None:
             self.records[report.nodeid] = json.loads(carried)
@@ -227,8 +260,11 @@ class Recorder:
         if output is not None:
             output["verify_expected"] = json.dumps(self.expected)
             output["verify_environment"] = json.dumps(self.environment)
-        elif folder or self.expected or self.records:
-            self._conclude(session, folder)
+        else:
+            if self.config.getoption("verify_update") is not None:
+                self._tell_updates()
+            if folder or self.expected or self.records:
+                self._conclude(session, folder)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         for line in self.summary:
@@ -260,6 +296,12 @@ class Recorder:
             if problem:
                 session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         self.summary.append(line)
+
+    def _tell_updates(self) -> None:
+        """How many goldens changed; a refused one is not among them but has failed its test."""
+        changed, made = sum(self.updated.values()), len(self.updated)
+        where = os.path.relpath(_golden(self.config))
+        self.summary.append(f"{changed} of {made} goldens changed in {where}")
 
     def _entries(self, testing: Any) -> list[Any]:
         """Of every test that asked; one that left none is UNVERIFIED.
@@ -323,7 +365,16 @@ def _properties(records: list[str]) -> list[tuple[str, object]]:
 
 
 def _asks(item: pytest.Item) -> bool:
-    return isinstance(item, CaseItem) or "bitwise" in getattr(item, "fixturenames", ())
+    """Whether a test has to leave evidence; one that makes a golden checks nothing."""
+    if isinstance(item, CaseItem):
+        return not item.updates
+    return "bitwise" in getattr(item, "fixturenames", ())
+
+
+def _golden(config: pytest.Config) -> Path:
+    """The folder of goldens: of the command line from here, of the ini file from the rootdir."""
+    given = config.getoption("verify_golden")
+    return Path(given).absolute() if given else config.rootpath / config.getini("verify_golden")
 
 
 def _options(item: Any) -> Mapping[str, Any]:

@@ -26,6 +26,7 @@ from verify.explanation import suggest
 from verify.messages import failure_text
 from verify.plans import RunOptions, plan_of, with_options
 from verify.reasons import Verdict
+from verify.running import refuse_unreadable, run_here
 from verify.sessions import Session
 from verify.staging import Stage
 from verify.targets import Found, cases_in, loaded_from
@@ -41,12 +42,15 @@ def check(
     runs: int | None = None,
     ranks: int | None = None,
     timeout: float = 300.0,
+    golden: Path | None = None,
 ) -> CaseVerdict:
     """The verdict on every promised claim of a case, or on the default ones of a function.
 
     A case that other processes can import (a module-level name in a file) is checked in worker
     processes, all claims. One that they cannot is checked in this process, and the claims that
-    need others are UNVERIFIED(unsupported). Raises CaseError for a wrong declaration.
+    need others are UNVERIFIED(unsupported). golden: the folder of goldens, `golden` in the current
+    folder unless given. Raises CaseError for a wrong declaration, InputFileError for a golden that
+    cannot be read.
     """
     case = case_or_function
     if not isinstance(case, Case):
@@ -56,13 +60,13 @@ def check(
         runs=5 if runs is None else runs,
         claims=tuple(claims) if claims is not None else None,
         timeout=timeout,
+        golden=golden,
     )
     target = target_of(case)
     found = with_options(Found(case, target or case.name), options)
     wanted_ranks = ranks or case.ranks
+    refuse_unreadable([found], options)
     if target is not None:
-        from verify.running import run_here
-
         _, verdicts, _ = run_here([found], options, lambda text: None)
         return verdicts[0]
     if wanted_ranks > 1:
@@ -70,10 +74,10 @@ def check(
             f"case {case.name!r} cannot be imported by other processes, so it cannot run on"
             f" {wanted_ranks} ranks; define it at the top level of a file"
         )
-    return check_here(found, plan_of(found, options, 1))
+    return check_here(found, plan_of(found, options, 1), options.golden_folder)
 
 
-def check_here(found: Found, plan: Plan) -> CaseVerdict:
+def check_here(found: Found, plan: Plan, golden: Path | None = None) -> CaseVerdict:
     """All claims that one process can check, in this process, and the verdict."""
     records: list[Record] = []
     generators = randomness.snapshot()
@@ -81,7 +85,7 @@ def check_here(found: Found, plan: Plan) -> CaseVerdict:
     try:
         stage = set_up(found, 0, 1, None, lambda failure: failure)
         if isinstance(stage, Stage):
-            conduct(Session(stage, plan, records.append))
+            conduct(Session(stage, plan, records.append, golden=golden))
         else:
             report_setup_failure(records.append, plan, 0, stage)
     finally:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from verify.errors import CaseError
+from verify.goldens import KINDS
 from verify.placements import Placement
 
 DEFAULT_CLAIMS = ("repeat", "process", "memory", "threads", "history")
@@ -30,10 +31,11 @@ CLAIMS = (
     "rank",
     "reference",
     "exact",
+    "golden",
 )
 
 
-_IMPLIED = ("batch", "schedule", "vary", "ep", "reference", "exact")
+_IMPLIED = ("batch", "schedule", "vary", "ep", "reference", "exact", "golden")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,8 @@ class Case:
         buffers are restored before every execution), torch.Generators (restored too) or anything
         else, passed on as it is. It runs once per process, with the global generators seeded.
     claims: what is promised; see CLAIMS. By default DEFAULT_CLAIMS and what is given below:
-        `batch`, `schedule`, `vary`, `ep`, `reference` and `exact` promise themselves. Promising
-        what cannot be checked gives UNVERIFIED.
+        `batch`, `schedule`, `vary`, `ep`, `reference`, `exact` and `golden` promise themselves.
+        Promising what cannot be checked gives UNVERIFIED.
     placement: tensor name or pattern -> verify.replicated, verify.sharded(dim) or verify.local.
     batch: tensor name or pattern -> the dimension along which its entries are independent.
     schedule: alternative keyword arguments of `execute` that must not change a bit.
@@ -65,6 +67,8 @@ class Case:
         what it leaves in `.grad` is compared.
     reference: called with (inputs, upstream, view), returns name -> verify.Reference.
     exact: called with (inputs, upstream, view), returns name -> tensor to equal bit for bit.
+    golden: the kind of its stored golden. "exact": bits that are the same in every environment;
+        "float64": the reference's values with their budgets; "bits": this environment's bits.
     sources: files that this case covers, besides the one that holds it.
     ranks: how many ranks it is made for, unless the command line says otherwise.
     """
@@ -86,6 +90,7 @@ class Case:
     gradients: bool = True
     reference: Callable[..., Mapping[str, Any]] | None = None
     exact: Callable[..., Mapping[str, Any]] | None = None
+    golden: str = ""
     sources: Sequence[str] = ()
     ranks: int = 1
     description: str = ""
@@ -108,11 +113,20 @@ class Case:
             )
         if isinstance(self.claims, str) or len(set(self.claims)) != len(self.claims):
             raise CaseError(f"case {self.name!r}: claims must be a tuple of distinct names")
+        if self.golden and self.golden not in KINDS:
+            raise CaseError(
+                f"case {self.name!r}: golden={self.golden!r}; allowed are {', '.join(KINDS)}"
+            )
+        if self.golden == "float64" and self.reference is None:
+            raise CaseError(
+                f"case {self.name!r}: golden='float64' stores what reference=... gives; add one"
+            )
         for claim, given in (
             ("schedule", self.schedule),
             ("vary", self.vary),
             ("ep", self.ep),
             ("batch", self.batch),
+            ("golden", self.golden),
         ):
             if claim in self.claims and not given:
                 raise CaseError(f"case {self.name!r} promises {claim!r} but gives no {claim}=...")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 
-from verify.conditions import CONDITIONS
+from verify.conditions import CONDITIONS, goldens
 from verify.conditions.history import probe
 from verify.evidence import BASE, RETRY, Failure, Plan, Record, Trouble
 from verify.execution import MAX_TRACEBACK, execute
@@ -60,4 +60,6 @@ def conduct(session: Session) -> None:
     for claim, condition in CONDITIONS.items():
         if claim in session.plan.claims:
             condition(session, session.plan.runs.get(claim, 1))
+    if session.keep_golden is not None:
+        goldens.keep(session, session.keep_golden)
     probe(session)

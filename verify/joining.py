@@ -52,6 +52,7 @@ def run_joined(
             threads=threads,
             timeout=options.timeout,
             degrees=degrees,
+            golden=str(options.golden_folder),
         )
         evidence = spec.stem.with_suffix(".jsonl")
         with open(evidence, "a", buffering=1) as file, suppress(Abandoned):

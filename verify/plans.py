@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from verify.cases import CLAIMS, Case
+from verify.cases import CLAIMS
 from verify.errors import CaseError
 from verify.evidence import Plan
+from verify.goldens import DEFAULT_FOLDER
+from verify.sources import source_digest, sources_of
 from verify.targets import Found
 
 LEAST_RUNS = {"rank": 2, "memory": 3, "threads": 3, "contention": 3, "history": 2}
@@ -24,6 +23,8 @@ class RunOptions:
     ranks: processes that execute together. runs: executions of `repeat`, per rank. processes:
     fresh processes of `process`. claims: only these. seed: of inputs. timeout: seconds without any
     progress after which a run is given up. keep: a folder to keep logs and evidence files in.
+    golden: the folder of goldens; given, every case that declares a golden promises it.
+    keep_goldens: leave in `keep` what a golden of each case would hold.
     """
 
     ranks: int | None = None
@@ -33,6 +34,13 @@ class RunOptions:
     seed: int | None = None
     timeout: float = 300.0
     keep: Path | None = None
+    golden: Path | None = None
+    keep_goldens: bool = False
+
+    @property
+    def golden_folder(self) -> Path:
+        """Where goldens are looked for: `golden` in the current folder unless given."""
+        return (self.golden or DEFAULT_FOLDER).absolute()
 
     def __post_init__(self) -> None:
         for name, least in (("ranks", 1), ("runs", 1), ("processes", 1)):
@@ -54,6 +62,8 @@ def with_options(found: Found, options: RunOptions) -> Found:
     if options.claims is not None:
         chosen = tuple(c for c in CLAIMS if c in options.claims)
         case = replace(case, claims=chosen)
+    elif options.golden is not None and case.golden and "golden" not in case.claims:
+        case = replace(case, claims=(*case.claims, "golden"))
     return Found(case, found.target)
 
 
@@ -89,33 +99,6 @@ def plan_of(found: Found, options: RunOptions, ranks: int) -> Plan:
         constants=list(case.constants),
         random=case.random,
         description=case.description,
-        sources=[str(path) for path in sources_of(case)],
+        sources=sources_of(case),
         source_digest=source_digest(case),
     )
-
-
-def sources_of(case: Case) -> list[str]:
-    """The file that holds the case's function, and those that the case names."""
-    own = []
-    with suppress(TypeError):
-        own = [inspect.getsourcefile(inspect.unwrap(case.execute)) or ""]
-    here = Path.cwd()
-    shown = []
-    for path in [*own, *case.sources]:
-        if path:
-            resolved = Path(path).resolve()
-            inside = resolved.is_relative_to(here)
-            shown.append(str(resolved.relative_to(here)) if inside else resolved.name)
-    return list(dict.fromkeys(shown))
-
-
-def source_digest(case: Case) -> str:
-    """sha256 over the content of the case's sources; an unreadable one counts by its name."""
-    total = hashlib.sha256()
-    own: Sequence[str] = []
-    with suppress(TypeError):
-        own = [inspect.getsourcefile(inspect.unwrap(case.execute)) or ""]
-    for path in [*own, *case.sources]:
-        content = Path(path).read_bytes() if path and Path(path).is_file() else path.encode()
-        total.update(hashlib.sha256(content).digest())
-    return total.hexdigest()

@@ -47,6 +47,7 @@ def run(
     found = [with_options(one, options) for one in asked.values()]
     if not found:
         raise CaseError("no cases to run")
+    refuse_unreadable(found, options)
     if joined_by_torchrun():
         from verify.joining import run_joined
 
@@ -64,6 +65,19 @@ def run(
         started=started,
         seconds=time.perf_counter() - clock,
     )
+
+
+def refuse_unreadable(found: Sequence[Found], options: RunOptions) -> None:
+    """Reads every golden that the cases promise, before anything runs: a file that cannot be read
+    is an error of its own (InputFileError), not a case without a golden."""
+    wanted = [one.case for one in found if "golden" in one.case.claims and one.case.golden]
+    if wanted:
+        from verify.goldens import packing, store
+
+        index = store.read(options.golden_folder)
+        for case in wanted:
+            for entry in index.of(case.name, case.golden):
+                packing.load(index.folder, entry)
 
 
 def _find(targets: Sequence[str]) -> list[Found]:
@@ -160,6 +174,8 @@ def _specs(
             timeout=options.timeout,
             degrees=degrees,
             first_index=first_index,
+            golden=str(options.golden_folder),
+            keep_goldens=options.keep_goldens,
         )
         for rank in range(ranks)
     ]
@@ -207,5 +223,7 @@ def joined_by_torchrun() -> bool:
 
 def _shown(options: RunOptions) -> dict[str, Any]:
     shown = asdict(options)
-    shown["keep"] = str(options.keep) if options.keep is not None else None
+    for name in ("keep", "golden"):
+        shown[name] = str(shown[name]) if shown[name] is not None else None
+    del shown["keep_goldens"]
     return shown

@@ -7,9 +7,11 @@ process are `Execution` records.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from verify.assembly import Part, differing_wholes
 from verify.captures import Layout, digest_at, facts_of, same_bits
-from verify.comparison import compare
+from verify.comparison import compare, differing, ulp_histogram
 from verify.evidence import BASE, FIRST, Execution, Facts, Failure, Plan, Record
 from verify.execution import Capture, execute
 from verify.explanation import suggest
@@ -54,6 +56,8 @@ class Session:
     agree: Callable[[Failure | None], Failure | None] = lambda failure: failure
     trusted: Mapping[str, str] | None = None  # base digests of another process, to compare with
     load_trusted: Callable[[str], Tensor | None] = lambda name: None
+    golden: Path | None = None  # the folder of goldens
+    keep_golden: Path | None = None  # where to put what a golden of this case would hold
     base: Base | None = None
     explained: dict[str, int] = field(default_factory=dict)
 
@@ -100,6 +104,7 @@ def first(session: Session) -> Base:
             outputs=digests,
             facts=base.facts,
             differences=differences,
+            effective={"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "random")},
             not_compared=dict.fromkeys(capture.ignored, "no tensor"),
             generator=capture.after,
             consumed=_consumed(capture),
@@ -224,19 +229,34 @@ def record(session: Session, capture: Capture, *, claim: str, **fields: Any) -> 
 
 
 def explain(expected: Tensor, actual: Tensor, name: str, condition: str) -> dict[str, Any]:
-    """The difference of two tensors: coordinates, bit patterns, counts, and what it suggests."""
+    """The difference of two tensors: coordinates, bit patterns, counts, and what it suggests.
+
+    For floats of the same dtype and shape, `ulps` counts the differing elements by ULP distance.
+    """
     comparison = compare(expected, actual, name)
+    ulps = {} if comparison.problem else _ulps(expected, actual)
     return {
         **comparison.to_json(),
+        **({"ulps": ulps} if ulps else {}),
         "lines": list(comparison.describe()),
         "suggests": list(suggest(comparison, expected, actual, _context(condition))),
     }
 
 
+def _ulps(expected: Tensor, actual: Tensor) -> dict[str, int]:
+    """Only elements that differ: all others are at 0, and sorting them would cost the most."""
+    where = differing(expected, actual)
+    try:
+        return ulp_histogram(expected[where], actual[where])
+    except (ValueError, NotImplementedError):  # no floats; packed dtypes cannot be indexed
+        return {}
+
+
 def _context(condition: str) -> dict[str, Any]:
     """What the explanation may use: the condition, and the bytes that memory was filled with."""
     fills = (0xFE, 0x80, 0xFF) if condition == "memory" else ()
-    return {"condition": condition, "fill_bytes": fills}
+    names = {"names": ("golden", "run")} if condition == "golden" else {}
+    return {"condition": condition, "fill_bytes": fills, **names}
 
 
 def _digests(capture: Capture) -> dict[str, str]:

@@ -44,13 +44,15 @@ class Bitwise:
     """The fixture `bitwise`: checks bits and leaves a record in the test's result.
 
     records: where entries go, as JSON texts. defaults: options of the marker `verify` and of the
-    command line; an option given in a call wins.
+    command line; an option given in a call wins. golden: the folder of goldens, for cases that
+    promise theirs.
     """
 
     nodeid: str
     records: list[str] = field(repr=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, repr=False)
     allow_unverified: bool = False
+    golden: Path | None = None
 
     def repeatable(
         self, fn: Callable[..., Any], *args: Any, runs: int | None = None, **kwargs: Any
@@ -93,7 +95,8 @@ class Bitwise:
         __tracebackhide__ = True
         from verify import api
 
-        given = {**self.defaults, **options}
+        promised = {"golden": self.golden} if "golden" in getattr(case, "claims", ()) else {}
+        given = {**promised, **self.defaults, **options}
         verdict = api.check(case, **{name: v for name, v in given.items() if v is not None})
         self._settle(self._entry(verdict))
         return verdict
@@ -160,8 +163,12 @@ def run_item(
     records: list[str],
     *,
     allow_unverified: bool,
+    golden: Path | None = None,
 ) -> None:
-    """Runs one module-level case of a test file as `verify run` would, and settles it."""
+    """Runs one module-level case of a test file as `verify run` would, and settles it.
+
+    golden: the folder of goldens; None where the case shall not be compared with its own.
+    """
     __tracebackhide__ = True
     from verify import running
 
@@ -169,10 +176,24 @@ def run_item(
     if "claims" in given:
         given["claims"] = tuple(given["claims"])
     target = f"{os.path.relpath(path)}::{name}"
-    found = running.run([target], running.RunOptions(**given))
+    found = running.run([target], running.RunOptions(**given, golden=golden))
     for entry in found["cases"]:
         if entry["case"] == name:
             settle(entry, records, allow_unverified=allow_unverified)
+
+
+def update_item(path: Path, name: str, folder: Path, reason: str) -> int:
+    """Makes the golden of one module-level case; returns how many goldens changed, 0 or 1.
+
+    Raises VerifyError when it is refused; then nothing was written.
+    """
+    __tracebackhide__ = True
+    from verify.goldens import recording
+    from verify.targets import find_exact
+
+    found = find_exact(f"{os.path.relpath(path)}::{name}")
+    rows = recording.update([found], folder, reason=reason)
+    return len({(row["case"], row["kind"]) for row in rows})
 
 
 def missing(nodeid: str, reason: str, detail: str) -> Json:

@@ -65,6 +65,8 @@ class WorkerSpec:
     store_port: int = 0
     degrees: Sequence[int] = field(default_factory=tuple)
     first_index: int = 0  # position of the first case in the main run, for its kept outputs
+    golden: str | None = None  # the folder of goldens
+    keep_goldens: bool = False  # leave what a golden of each case would hold in `folder`
     paths: Sequence[str] = field(default_factory=lambda: [p or os.getcwd() for p in sys.path])
     parent: int = field(default_factory=os.getpid)  # the process that watches this worker
 
@@ -261,6 +263,8 @@ def run_cases(
             group,
             groups,
             agree,
+            golden=Path(spec.golden) if spec.golden is not None else None,
+            keep_golden=golden_path(spec.folder, index) if spec.keep_goldens else None,
         )
         if spec.process:
             session.trusted = trusted.get(plan.case, {})
@@ -287,6 +291,11 @@ def _with_plan(found: Found, plan: Plan) -> Found:
     from dataclasses import replace
 
     return replace(found, case=replace(found.case, seed=plan.seed))
+
+
+def golden_path(folder: str | Path, index: int) -> Path:
+    """Where the worker of the main run leaves what a golden of a case would hold."""
+    return Path(folder) / f"golden-case{index}.pt"
 
 
 def _kept_path(spec: WorkerSpec, index: int) -> Path:

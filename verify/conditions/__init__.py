@@ -13,6 +13,7 @@ from verify.conditions import (
     arguments,
     batch,
     contention,
+    goldens,
     history,
     memory,
     parallel,
@@ -36,6 +37,7 @@ CONDITIONS: dict[str, Condition] = {
     "ep": parallel.run_ep,
     "reference": references.run_reference,
     "exact": references.run_exact,
+    "golden": goldens.run,
     "history": history.run,
 }
 """In the order of execution: `history` comes last, since it calls the case with other inputs."""

@@ -17,6 +17,7 @@ from verify.controls import (
     gaps,
     measured,
     one_process,
+    stored,
     subtleties,
     two_ranks,
 )
@@ -24,7 +25,7 @@ from verify.controls.planting import Control
 from verify.errors import CaseError
 from verify.reasons import REASONS
 
-_HOMES = (one_process, measured, behaviours, subtleties, gaps, two_ranks, deaths)
+_HOMES = (one_process, measured, behaviours, subtleties, gaps, stored, two_ranks, deaths)
 CONTROLS: tuple[Control, ...] = tuple(control for home in _HOMES for control in home.CONTROLS)
 DETECTORS: tuple[str, ...] = (*CLAIMS, *REASONS)
 

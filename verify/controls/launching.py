@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verify.cases import Case
+from verify.controls import stored
 from verify.controls.catalogue import module_of
 from verify.controls.planting import Control
 from verify.evidence import Plan, Record
@@ -71,7 +72,7 @@ def collect(
             def tell(text: str) -> None:
                 progress(f"{start.title}: {text}")
 
-            options = RunOptions(processes=1, timeout=start.timeout)
+            options = RunOptions(processes=1, timeout=start.timeout, golden=stored.FOLDER)
             return execute(start.cases, start.ranks, options, place, tell)
 
         for found in pool.map(run, range(len(starts))):
