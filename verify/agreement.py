@@ -38,14 +38,15 @@ def differences(
                 later = _against(e, first.outputs, compared, reason=reason)
                 free = [*free, *later]
         elif e.compare == "exact" and e.expected is not None:
-            findings += _against(e, e.expected, compared, partial=True)
+            reason = "golden-differs" if claim == "golden" else None
+            findings += _against(e, e.expected, compared, reason=reason, partial=True)
         elif e.compare == "measured":
             findings += _measured(e, compared)
     findings += free
     findings += _sums(plan, [e for e in counted if e.compare == "sum"], compared)
     if claim == "rank":
         findings += _replicas(plan, base, counted)
-    if claim in ("rank", "ep"):
+    if claim in ("rank", "ep", "golden"):
         findings += _unplaced(plan, base)
     if claim == "batch" and counted and not compared:
         findings.append(Finding("no-batch-dim", "no output has a declared batch dimension"))
@@ -112,10 +113,11 @@ def _against(
 
 
 def _differs(e: Execution, name: str, wanted: str, got: str, reason: str | None = None) -> Finding:
+    golden = reason == "golden-differs"
     before, after = _header(wanted), _header(got)
     if before != after:
         return _finding(e, "outputs-differ", f"{name} is {after}, expected {before}", name)
-    detail = f"{name} has other bits than expected"
+    detail = f"{name} has other bits than {'its golden' if golden else 'expected'}"
     if reason == "consumes-global-rng":
         detail = f"{name} has other bits when the global generators are left free"
     return _finding(e, reason or "bits-differ", detail, name)
@@ -213,10 +215,10 @@ def _replicas(
         for name in sorted({n for e in members for n in e.outputs}):
             if kind_of(plan, name) != "replicated":
                 continue
-            values = {e.rank: e.outputs.get(name) for e in members}
+            values = {e.rank: e.outputs.get(name) for e in sorted(members, key=lambda e: e.rank)}
             distinct = list(values.values())
             if len(set(distinct)) > 1:
-                common = max(set(distinct), key=distinct.count)
+                common = max(distinct, key=distinct.count)  # without a majority, the first rank's
                 odd = sorted(rank for rank, value in values.items() if value != common)
                 e = next(e for e in members if e.rank == odd[0])
                 detail = f"replicated {name} differs on ranks {odd} of {plan.ranks}"
@@ -268,6 +270,11 @@ def _measured_finding(
             f"row {row['row']}: {row['ratio']}" for row in measured.get("worst_rows", ())
         )
         lines.append(f"worst error / budget: {measured.get('worst_ratio')} ({worst_rows})")
+    kinds = ("nonfinite", "over_budget", "forbidden")
+    explanation = e.differences.get(name, {})
+    if key != next((kind for kind in kinds if measured.get(kind, 0)), key):
+        explanation = {}  # said once for a tensor, with the first of its findings
+    lines += explanation.get("lines", ())
     return Finding(
         reason,
         detail,
@@ -275,5 +282,5 @@ def _measured_finding(
         rank=e.rank,
         run=e.run,
         variant=e.variant,
-        difference={"lines": lines, "suggests": [], **measured},
+        difference={"lines": lines, "suggests": [*explanation.get("suggests", ())], **measured},
     )

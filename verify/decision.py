@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verify import agreement, suspicions
+from verify import agreement, patterns, suspicions
+from verify.ensembles import Ensemble
 from verify.evidence import BASE, FIRST, PROBE, RETRY, Execution, Plan, Record, Trouble
 from verify.reasons import Verdict, worst
 from verify.statistics import rate_interval, undetected_rate
@@ -36,22 +37,25 @@ def decide(
     common = suspicions.case_findings(plan, base, probes, told)
     claims = []
     for claim in plan.claims:
-        own = [e for e in executions if e.claim == claim]
         relevant = [t for t in troubles if t.claim in (None, claim)]
-        claims.append(_decide_claim(plan, claim, base, own, relevant, common, retries, disabled))
-    return CaseVerdict(plan.case, plan.target, claims, suspicions.notes(plan, base, probes))
+        claims.append(
+            _decide_claim(plan, claim, base, executions, relevant, common, retries, disabled)
+        )
+    notes = suspicions.notes(plan, base, probes, executions)
+    return CaseVerdict(plan.case, plan.target, claims, notes)
 
 
 def _decide_claim(
     plan: Plan,
     claim: str,
     base: dict[int, Execution],
-    own: Sequence[Execution],
+    executions: Sequence[Execution],
     troubles: Sequence[Trouble],
     common: Sequence[Finding],
     retries: Sequence[Execution],
     disabled: frozenset[str],
 ) -> ClaimVerdict:
+    own = [e for e in executions if e.claim == claim]
     findings = [*common, *(_of_trouble(trouble) for trouble in troubles)]
     lost = {t.rank for t in troubles if t.reason == "missing-rank" and t.rank is not None}
     everything = [*base.values(), *retries, *own]
@@ -94,10 +98,11 @@ def _decide_claim(
     )
     clean = not any(f.verdict is Verdict.MISMATCH for f in findings)
     verdict = worst([f.verdict for f in findings]) if findings else Verdict.VERIFIED
+    seen = Ensemble(plan, claim, base, executions, comparable, differing, frozenset(compared))
     return ClaimVerdict(
         claim=claim,
         verdict=verdict,
-        findings=_limited(findings),
+        findings=patterns.explain(seen, _limited(findings)),
         executions=tried if runs_differing else least,
         differing=runs_differing,
         bound=undetected_rate(least) if clean and least and compared else None,

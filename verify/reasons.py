@@ -2,7 +2,7 @@
 
 A verdict is never invented elsewhere: `decision` picks from this list, renderers print from it, and
 every reason has a control that must provoke it. Additions are a minor version; a reason never
-changes its verdict.
+changes its verdict. What keeps a whole gate from passing is a list of its own, GATE_REASONS.
 """
 
 from dataclasses import dataclass
@@ -79,6 +79,12 @@ REASONS: dict[str, Reason] = {
             "read the error of the execution that raised",
         ),
         Reason(
+            "golden-differs",
+            _M,
+            "an output has other bits than its golden",
+            "if that is meant, look at it and say why: verify golden update --reason TEXT",
+        ),
+        Reason(
             "over-budget",
             _M,
             "the error against float64 exceeds the budget of the arithmetic",
@@ -131,6 +137,12 @@ REASONS: dict[str, Reason] = {
             _U,
             "the case has no float64 reference or exact expectation",
             "give the case reference=... or exact=...",
+        ),
+        Reason(
+            "weak-reference",
+            _U,
+            "the reference is not computed in float64, so nothing is judged by it",
+            "widen every input before computing, x.double(); switch off TF32 and its kin",
         ),
         Reason(
             "input-mismatch",
@@ -187,10 +199,53 @@ REASONS: dict[str, Reason] = {
             "make the case longer, or free a core for the load",
         ),
         Reason(
+            "no-golden",
+            _U,
+            "no golden is stored for an output, or for the whole case",
+            "look at the output and store it: verify golden update",
+        ),
+        Reason(
+            "env-unknown",
+            _U,
+            "bits are stored for other environments only",
+            "run it where it was made, or store this environment's: verify golden update",
+        ),
+        Reason(
             "not-run",
             _U,
             "the claim was promised but never executed",
             "see the other findings of this case",
+        ),
+    )
+}
+
+
+GATE_REASONS: dict[str, Reason] = {
+    reason.name: reason
+    for reason in (
+        Reason(
+            "not-covered",
+            _U,
+            "a source file changed and no case of the gate covers it",
+            "add a case for it, name it in a case's sources=, or exempt it in [sources] exempt",
+        ),
+        Reason(
+            "control-failed",
+            _U,
+            "a planted fault was missed or a clean twin was not clean: the verifier is in doubt",
+            "read it: verify controls --only NAME",
+        ),
+        Reason(
+            "dirty-source",
+            _U,
+            "the gate wants a clean tree, and files differ from the commit",
+            "commit them, remove them, or ignore them in .gitignore",
+        ),
+        Reason(
+            "budget-spent",
+            _U,
+            "the budget of the gate was used up before all cases that had to run did",
+            "raise [budget] in the file of the gate, or make its cases smaller",
         ),
     )
 }

@@ -153,8 +153,7 @@ def give(
             chosen = as_integers(other).index_select(batch_dim, picks)
             as_integers(value).index_copy_(batch_dim, picks, chosen)
         if rows is not None and batch_dim is not None:
-            chosen = as_integers(value.detach()).index_select(batch_dim, rows)
-            value = chosen.view(value.dtype)
+            value = _entries(value.detach(), batch_dim, rows)
         if own_rows_of is not None:
             own = batch_dim is not None
             value = own_rows_of.tensors[name] if own else whole
@@ -163,6 +162,17 @@ def give(
         tensors[name], layouts[name] = _shard(case, name, value, parts, index)
         tensors[name].requires_grad_(whole.requires_grad)
     return Given(tensors, layouts, rows)
+
+
+def _entries(value: Tensor, dim: int, rows: Tensor) -> Tensor:
+    """These entries of a dimension, with the dimensions in memory in the order of `value`.
+
+    A transposed input stays one: other strides may well mean another order of accumulation, which
+    is no dependence on the batch.
+    """
+    order = sorted(range(value.dim()), key=value.stride, reverse=True)
+    chosen = as_integers(value).permute(order).index_select(order.index(dim % value.dim()), rows)
+    return chosen.permute([order.index(d) for d in range(value.dim())]).view(value.dtype)
 
 
 def other_content(value: Tensor) -> Tensor:

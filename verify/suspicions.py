@@ -124,9 +124,10 @@ def _replicas_of_inputs(plan: Plan, base: dict[int, Execution]) -> list[Finding]
     for name in names:
         if agreement.kind_of(plan, name) in ("sharded", "local"):
             continue
-        values = {rank: e.inputs[name] for rank, e in base.items() if name in e.inputs}
-        if len(set(values.values())) > 1:
-            common = max(set(values.values()), key=list(values.values()).count)
+        values = {rank: e.inputs[name] for rank, e in sorted(base.items()) if name in e.inputs}
+        found = list(values.values())
+        if len(set(found)) > 1:
+            common = max(found, key=found.count)  # without a majority, the first rank's
             odd = sorted(rank for rank, value in values.items() if value != common)
             findings.append(
                 Finding("input-mismatch", f"input {name} differs on ranks {odd}", tensor=name)
@@ -172,13 +173,19 @@ def input_findings(
     return findings
 
 
-def notes(plan: Plan, base: dict[int, Execution], probes: Sequence[Execution]) -> list[str]:
+def notes(
+    plan: Plan,
+    base: dict[int, Execution],
+    probes: Sequence[Execution],
+    executions: Sequence[Execution] = (),
+) -> list[str]:
     """What is true and worth knowing, but no finding."""
     notes = []
     consumed = sorted({name for e in base.values() for name in e.consumed})
     if consumed:
         intended = " (declared)" if plan.random else ""
         notes.append(f"consumes global randomness: {', '.join(consumed)}{intended}")
+    notes += _too_equal(plan, base, executions)
     constant = sorted(
         {
             name
@@ -198,6 +205,51 @@ def notes(plan: Plan, base: dict[int, Execution], probes: Sequence[Execution]) -
     if any(probe.failure is not None for probe in probes):
         notes.append("raised with other inputs, so a cached result could not be ruled out")
     return notes
+
+
+def _too_equal(
+    plan: Plan, base: dict[int, Execution], executions: Sequence[Execution]
+) -> list[str]:
+    """Declared random, yet the same whatever the generators hold, or the same on all ranks.
+
+    Only the free arm can tell: there each rank starts from a state of its own, drawn from the
+    operating system; in the restored arm all ranks have the same state by design.
+    """
+    free = [e for e in executions if e.arm == "free" and e.failure is None and e.rank in base]
+    if not plan.random or not free:
+        return []
+    names = sorted({name for e in free for name in e.outputs})
+    silent = not any(e.outputs.get(n) != base[e.rank].outputs.get(n) for e in free for n in names)
+    drawn = sorted({g for e in free for g in e.consumed})
+    if silent and drawn:
+        return [
+            f"too equal: declared random, and {', '.join(drawn)} is drawn from, but every output is"
+            " the same whatever state the global generators start from: seeded inside, so that all"
+            " calls (epoch, step, worker) draw the same numbers, or what is drawn reaches no output"
+        ]
+    if silent:
+        return ["declared random, but nothing was drawn from a global generator"]
+    copies = [name for name in names if _same_on_all_ranks(plan, base, free, name)]
+    if copies:
+        return [
+            f"too equal: {', '.join(copies)} is declared local and random, but is the same on all"
+            f" {plan.ranks} ranks, although each starts from other generator states"
+        ]
+    return []
+
+
+def _same_on_all_ranks(
+    plan: Plan, base: dict[int, Execution], free: Sequence[Execution], name: str
+) -> bool:
+    """Whether a rank's own output, changed by the generators, has the same bits on every rank."""
+    if plan.ranks == 1 or agreement.kind_of(plan, name) != "local":
+        return False
+    if not any(e.outputs.get(name) != base[e.rank].outputs.get(name) for e in free):
+        return False
+    values: dict[int, set[str | None]] = {}
+    for e in free:
+        values.setdefault(e.run, set()).add(e.outputs.get(name))
+    return all(len(found) == 1 for found in values.values())
 
 
 def _constant(e: Execution, name: str) -> bool:

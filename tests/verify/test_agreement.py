@@ -171,3 +171,20 @@ def test_runs_are_counted_once() -> None:
 
     found = [at(0, rank=0), at(0, rank=1), at(0, variant="b"), at(1), at(0, process=2), at(None)]
     assert runs_that_differ(found) == 4
+
+
+def test_an_explanation_is_said_once_for_a_tensor() -> None:
+    counts = {"nonfinite": 0, "over_budget": 2, "forbidden": 3, "numel": 9}
+    e = execution(
+        claim="reference",
+        compare="measured",
+        measurements={"out": counts, "more": counts},
+        differences={"out": {"lines": ["where"], "suggests": ["why"]}},
+    )
+    found, _ = differences(plan(1), "reference", {}, [e])
+    said = {(f.tensor, f.reason): f.difference for f in found}
+    assert said["out", "over-budget"]["suggests"] == ["why"]
+    assert said["out", "over-budget"]["lines"][-1] == "where"
+    assert said["out", "wrong-rounding"]["suggests"] == []
+    assert "where" not in said["out", "wrong-rounding"]["lines"]
+    assert said["more", "over-budget"]["suggests"] == []

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.budgets import Reference, check, reduction, round_to, spacing
+from verify.budgets import Reference, check, judge, reduction, round_to, spacing
 from verify.errors import CaseError
 from verify.inputs import generate
 
@@ -254,3 +254,32 @@ def test_a_budget_as_large_as_the_values_proves_nothing() -> None:
     assert check("out", exact.float(), tight)["permissive"] == 0
     wide = replace(tight, budget=exact.abs() * 1.5)
     assert check("out", exact.float() * 1.4, wide)["permissive"] == 3
+
+
+@pytest.mark.parametrize("part", ["exact", "budget", "unrounded", "margin"])
+def test_a_reference_must_be_float64(part: str) -> None:
+    """Widened silently, a float32 reference would judge with errors of its own."""
+    reference = replace(constant(1.0), **{part: torch.ones(3)})
+    with pytest.raises(CaseError, match=f"'out': {part} is float32, it must be float64; widen"):
+        check("out", torch.ones(3), reference)
+    plain = replace(constant(1.0), plain=torch.ones(3).bfloat16())
+    assert check("out", torch.ones(3), plain)["plain_relative_l2"] == 0.0
+
+
+def test_a_reduction_of_less_than_float64_is_refused() -> None:
+    one = torch.ones(3)
+    with pytest.raises(CaseError, match="reduction: exact is bfloat16, it must be float64"):
+        reduction(one.bfloat16(), one.double(), 3, torch.float32)
+    with pytest.raises(CaseError, match="reduction: sum_of_magnitudes is float32"):
+        reduction(one.double(), one, 3, torch.float32)
+
+
+def test_judged_masks_are_what_check_counts() -> None:
+    result, reference = right(torch.float32)
+    result[3, 2], result[5] = NAN, 0.0
+    judged, measured = judge("out", result, reference), check("out", result, reference)
+    counts = {"nonfinite": judged.nonfinite, "over_budget": judged.over}
+    assert {key: int(mask.sum()) for key, mask in counts.items()} == {
+        key: measured[key] for key in counts
+    }
+    assert judged.wrong.nonzero().tolist() == [[3, 2], *([5, column] for column in range(8))]

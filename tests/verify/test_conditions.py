@@ -193,6 +193,12 @@ def test_a_leak_between_batch_entries_and_a_batch_size_that_matters() -> None:
     assert reasons(leak) == {"bits-differ"}
     assert "neighbours=replaced" in variants
 
+    # only odd entries read another one: seen when it is the even ones that are replaced
+    pairs, _ = run("batch", lambda x: x + 1e-6 * x[torch.arange(len(x)) // 2 * 2], **declared)
+    variants = {f.variant for f in pairs.findings}
+    assert "neighbours=others replaced" in variants
+    assert "neighbours=replaced" not in variants
+
     size, _ = run("batch", lambda x: x * (2 if len(x) > 3 else 3), **declared)
     assert {f.variant for f in size.findings} == {"size=1", "size=2", "size=3"}
 
@@ -238,8 +244,13 @@ def test_schedule_and_vary() -> None:
     assert not claim.findings
     assert [e.requested for e in own] == [{"tile": "2"}, {"tile": "8", "flip": "True"}]
     wrong, own = run("vary", f, vary={"tile": [2, 3], "flip": [True]})
-    assert [e.variant for e in own] == ["tile=2", "tile=3", "flip=True"]
-    assert [(f_.reason, f_.variant) for f_ in wrong.findings] == [("bits-differ", "tile=3")]
+    # a setting that differs is executed again, to tell another result from one that is never alike
+    assert [e.variant for e in own] == ["tile=2", "tile=3", "flip=True", "tile=3", "tile=3"]
+    assert [e.run for e in own] == [0, 1, 2, 3, 4]
+    assert {(f_.reason, f_.variant) for f_ in wrong.findings} == {("bits-differ", "tile=3")}
+    difference = wrong.findings[0].difference
+    assert difference is not None
+    assert "tile=3: 3 runs, the same result" in difference["lines"]
     with pytest.raises(CaseError, match="takes no argument 'tiles'"):
         run("vary", f, vary={"tiles": [2]})
 

@@ -16,7 +16,7 @@ from verify.errors import CaseError
 from verify.reasons import REASONS, Verdict
 from verify.targets import find
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("controls")]
+pytestmark = pytest.mark.slow
 
 BY_NAME = {control.name: control for control in controls.CONTROLS}
 

@@ -307,3 +307,47 @@ def test_every_dtype_and_shape_gets_through(dtype: torch.dtype) -> None:
         assert isinstance(suggest(compare(a, b), a, b), tuple)
     wide = torch.zeros(1).to(dtype).expand(4)
     assert isinstance(suggest(compare(wide, b.reshape(-1)[:4]), wide, b.reshape(-1)[:4]), tuple)
+
+
+def test_the_sides_have_the_names_that_are_given() -> None:
+    a = base(16, 16)
+    names = ("reference", "output")
+    zeros = torch.where(scattered(16, 16), torch.zeros(()), a)
+    assert "the output has exact zeros" in hints(a, zeros, names=names)
+    assert "the output is 3x" in hints(a, a + a + a, names=names)
+    assert "a row of the reference" in hints(a, a[torch.arange(16) // 2 * 2], names=names)
+    assert "where the reference has a number" in hints(a, a * float("nan"), names=names)
+    assert "has exact zeros" not in hints(zeros, a, names=names, condition="reference")
+
+
+def test_a_ratio_that_rounding_hides_is_taken_as_given() -> None:
+    a = base(32, 32)
+    b = a * 0.4 * (1 + 1e-5 * base(32, 32, name="accumulation"))
+    assert not fired(hints(a, b)) & {RATIO, SCALE}
+    assert "constant ratio 0.4 (other / base, 1 / 2.5)" in hints(a, b, ratio=0.4)
+    assert not fired(hints(a, b, ratio=None)) & {RATIO, SCALE}
+    assert not fired(hints(a, -a, ratio=-1.0)) & {RATIO, SCALE}
+
+
+def test_what_is_left_is_not_said_beside_a_known_cause() -> None:
+    pair = base(30, 30), base(30, 30, name="y")
+    assert OTHER in hints(*pair)
+    assert OTHER not in hints(*pair, explained=True)
+
+
+def test_whole_indices_of_an_outer_dimension_are_no_row_that_went_wrong() -> None:
+    a = base(4, 6, 5)
+    b = a.clone()
+    b[1:] = base(3, 6, 5, name="garbage")
+    assert FROM_ROW not in hints(a, b)
+    c = a.clone()
+    c[0, 5] += 1
+    c[1:] = b[1:]
+    assert FROM_ROW in hints(a, c)
+
+
+def test_a_few_small_numbers_are_in_another_order_by_chance() -> None:
+    a = torch.tensor([0, 0, 1, 1, 0, 1, 0, 0])
+    assert ORDER not in hints(a, a.flip(0))
+    ids = torch.arange(8)
+    assert ORDER in hints(ids, ids.flip(0))

@@ -42,8 +42,10 @@ def variants(entries: int) -> list[Variant]:
     if entries > 1:
         found.append(Variant("position=reversed", torch.arange(entries).flip(0)))
         found.append(Variant("position=rotated", torch.arange(entries).roll(entries // 3 + 1)))
-        every_other = torch.arange(entries) % 2 == 1
-        found.append(Variant("neighbours=replaced", torch.arange(entries), every_other))
+        # one half, then the other: a leak may go from even entries to odd ones only
+        odd = torch.arange(entries) % 2 == 1
+        found.append(Variant("neighbours=replaced", torch.arange(entries), odd))
+        found.append(Variant("neighbours=others replaced", torch.arange(entries), ~odd))
     names = [variant.name for variant in found]
     return [v for i, v in enumerate(found) if v.name not in names[:i]]
 

@@ -99,6 +99,23 @@ def overflows(x: Tensor) -> Tensor:
     return total
 
 
+def float32_sum(
+    inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor], view: Any
+) -> dict[str, Reference]:
+    """A reference that adds in the precision of its inputs and is widened afterwards."""
+    exact = inputs["x"].sum(1).double()
+    magnitudes = inputs["x"].double().abs().sum(1)
+    return {"out": reduction(exact, magnitudes, COLUMNS, torch.float32)}
+
+
+def float64_sum(
+    inputs: Mapping[str, Tensor], upstream: Mapping[str, Tensor], view: Any
+) -> dict[str, Reference]:
+    """The same reference in float64."""
+    x = inputs["x"].double()
+    return {"out": reduction(x.sum(1), x.abs().sum(1), COLUMNS, torch.float32)}
+
+
 CONTROLS = (
     plant(
         "condition/exact",
@@ -153,6 +170,16 @@ CONTROLS = (
         reason="non-finite",
         alone=True,
         reference=plain_sum,
+    ),
+    plant(
+        "reason/weak-reference",
+        in_order,
+        in_order,
+        claim="reference",
+        reason="weak-reference",
+        alone=True,
+        fault={"reference": float32_sum},
+        twin={"reference": float64_sum},
     ),
 )
 CASES = cases_of(CONTROLS)
