@@ -6,6 +6,7 @@ import re
 
 from hypothesis import given
 from hypothesis import strategies as st
+from large_reports import NUM_FAILING, large
 
 from verify.rendering import render
 from verify.rendering.escaping import block, code, prose
@@ -62,6 +63,25 @@ def test_the_page_stays_below_the_limit(make_result, make_claim):
     assert page.startswith("### verdict=MISMATCH 600 cases")
     assert "left out to stay below 200 kB" in page
     assert "550 claims more not verified" in page
+
+
+def test_a_thousand_cases_name_all_thirty_failures(make_result, make_claim, nasty):
+    hostile = nasty["cases"][0]["case"]
+    for name in (lambda i: f"suite/case-{i}", lambda i: f"{i} {hostile}"):
+        document = large(make_result, make_claim, name)
+        page = render(document, "markdown")
+        assert len(page.encode()) < LIMIT
+        assert "left out" not in page
+        assert page.startswith("### verdict=MISMATCH 1000 cases, 8000 claims, 4 ranks")
+        table = page.index("| case |")
+        failing = [case["case"] for case in document["cases"] if case["verdict"] == "MISMATCH"]
+        assert len(failing) == NUM_FAILING
+        for case in failing:
+            place = page.index(code(f"verdict=MISMATCH {case} / repeat").removesuffix("</code>"))
+            assert place < table < page.rindex(code(case))
+        assert "7670 claims more VERIFIED; see the result document." in page
+        assert page.count("first: out[") == NUM_FAILING
+        assert page.rstrip().endswith("</sub>")
 
 
 def test_one_oversized_finding_cannot_hide_the_totals(make_result, make_claim):

@@ -139,5 +139,5 @@ def test_measurements_and_left_out_tensors_are_printed(make_result, make_claim):
 
 
 def test_unknown_format_is_refused(mixed):
-    with pytest.raises(VerifyError, match="allowed are text, markdown, junit, json"):
+    with pytest.raises(VerifyError, match="allowed are text, markdown, html, junit, json"):
         render(mixed, "html5")

@@ -1,4 +1,4 @@
-"""Draws a result document as text, markdown, JUnit or JSON.
+"""Draws a result document as text, markdown, HTML, JUnit or JSON.
 
 Renderers read only the document, so a report can be drawn again from a CI artifact, on a machine
 without torch. They refuse to judge: verdicts are printed as the document states them.
@@ -13,7 +13,7 @@ from typing import Any
 from verify.errors import VerifyError
 from verify.rendering import junit, markdown, text
 
-FORMATS = ("text", "markdown", "junit", "json")
+FORMATS = ("text", "markdown", "html", "junit", "json")
 
 
 def render(result: Mapping[str, Any], format: str, *, timings: bool = False) -> str:
@@ -22,6 +22,10 @@ def render(result: Mapping[str, Any], format: str, *, timings: bool = False) -> 
         return text.render(result, timings=timings)
     if format == "markdown":
         return markdown.render(result)
+    if format == "html":
+        from verify.rendering import html  # here, since only this one needs a template engine
+
+        return html.render(result)
     if format == "junit":
         return junit.render(result)
     if format == "json":

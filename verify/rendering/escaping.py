@@ -8,14 +8,27 @@ It refuses to drop anything silently: what cannot be shown is shown as a backsla
 from __future__ import annotations
 
 import html
+import re
 
+_UNUSUAL = re.compile("[^ -~]+")  # all else is printable, and there may be much of it
 _COMMAND = "##["  # a GitHub runner takes this for a command anywhere in a line
 
 
 def printable(text: object) -> str:
     """One line without control characters or lone surrogates; a newline becomes backslash n."""
-    shown = "".join(_escaped(character) for character in str(text))
+    shown = _UNUSUAL.sub(lambda found: "".join(map(_escaped, found.group())), str(text))
     return shown.replace(_COMMAND, "##\\x5b")
+
+
+def clipped(text: object, limit: int) -> str:
+    """`printable` of about `limit` characters: the middle of a longer text becomes its length."""
+    whole = str(text)
+    shown = printable(whole) if len(whole) <= limit else ""
+    if shown and len(shown) <= limit:
+        return shown
+    front, back = whole[: limit * 2 // 3], whole[-(limit // 3) :]
+    shown = f"{printable(front)[: limit * 2 // 3]} ... {printable(back)[-(limit // 3) :]}"
+    return f"{shown} ({len(whole)} characters)" if whole else ""
 
 
 def lines(text: object) -> list[str]:

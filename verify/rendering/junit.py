@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from xml.etree import ElementTree
 
-from verify.rendering import phrases, text
+from verify.rendering import gates, phrases, text
 from verify.rendering.escaping import printable
 
 _TAGS = {"MISMATCH": "failure", "UNVERIFIED": "error"}
@@ -38,7 +38,9 @@ def render(result: Json) -> str:
             _empty(suite, case["case"], "no claim of this case was checked")
     if not result["cases"]:
         _empty(suite, "verify", "nothing was checked")
-    if result["controls"]["status"] == "failed":
+    if result.get("gate"):
+        _gate(suite, result)
+    elif result["controls"]["status"] == "failed":
         _empty(suite, "controls", f"controls failed: {', '.join(result['controls']['failed'])}")
     counts = {
         "tests": str(len(suite.findall("testcase"))),
@@ -77,6 +79,19 @@ def _claim(suite: ElementTree.Element, case: Json, claim: Json) -> None:
         "message", _xml(phrases.headline(case, printable(claim["claim"]), first, claim["verdict"]))
     )
     problem.text = _xml("\n".join(text.findings(case, [claim])))
+
+
+def _gate(suite: ElementTree.Element, result: Json) -> None:
+    """An error for each finding of the gate; one test case that passes when there is none."""
+    gate = result["gate"]
+    for finding in gate["findings"] or [None]:
+        name = finding["reason"] if finding else gate["config"]
+        test = ElementTree.SubElement(suite, "testcase", classname="gate", name=_xml(name))
+        if finding:
+            problem = ElementTree.SubElement(test, "error", type=_xml(finding["reason"]))
+            problem.set("message", _xml(gates.headline(gate, finding)))
+            problem.text = _xml("\n".join(gates.card(finding)))
+        ElementTree.SubElement(test, "system-out").text = _xml("\n".join(gates.about(result)))
 
 
 def _empty(suite: ElementTree.Element, name: str, message: str) -> None:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verify.rendering import phrases
-from verify.rendering.escaping import block, code, printable, prose
+from verify.rendering import gates, phrases
+from verify.rendering.escaping import block, clipped, code, printable, prose
 
 LIMIT = 200_000
 SHOWN_MISMATCHES = 50
+SHOWN_VERIFIED = 300
+LONGEST = 200  # characters of a name in the table
 _RESERVE = 500  # for the sentence that says what is missing
-_ORDER = ("MISMATCH", "UNVERIFIED", "VERIFIED")
+_ORDER = ("MISMATCH", "UNVERIFIED")
 Json = Mapping[str, Any]
 
 
@@ -41,8 +43,10 @@ def render(result: Json) -> str:
 
 def _parts(result: Json) -> Iterator[str]:
     """Pieces in order of importance; each one can be left out with all that follow it."""
+    if result.get("gate"):
+        yield from _gate(result)
     pairs = [(case, claim) for case in result["cases"] for claim in case["claims"]]
-    bad = [pair for verdict in _ORDER[:2] for pair in pairs if pair[1]["verdict"] == verdict]
+    bad = [pair for verdict in _ORDER for pair in pairs if pair[1]["verdict"] == verdict]
     for case, claim in bad[:SHOWN_MISMATCHES]:
         yield _finding(case, claim)
     if len(bad) > SHOWN_MISMATCHES:
@@ -50,11 +54,13 @@ def _parts(result: Json) -> Iterator[str]:
         yield f"{more} more not verified; see the table and the result document.\n\n"
     if pairs:
         yield "| case | claim | verdict | evidence | ranks |\n|---|---|---|---|---|\n"
-    for verdict in _ORDER:
-        for case, claim in pairs:
-            if claim["verdict"] == verdict:
-                yield _row(case, claim)
+    good = [pair for pair in pairs if pair[1]["verdict"] not in _ORDER]
+    for case, claim in [*bad, *good[:SHOWN_VERIFIED]]:
+        yield _row(case, claim)
     yield "\n"
+    if len(good) > SHOWN_VERIFIED:
+        more = phrases.number(len(good) - SHOWN_VERIFIED, "claim")
+        yield f"{more} more VERIFIED; see the result document.\n\n"
     for case in result["cases"]:
         if not case["claims"]:
             yield f"- {code(case['case'])}: verdict={case['verdict']}, no claim was checked\n"
@@ -63,10 +69,23 @@ def _parts(result: Json) -> Iterator[str]:
     yield _provenance(result)
 
 
+def _gate(result: Json) -> Iterator[str]:
+    """What keeps the gate from passing, what it looked at, and the goldens that changed."""
+    gate = result["gate"]
+    for finding in gate["findings"]:
+        yield f"**{code(gates.headline(gate, finding))}**\n\n{block(gates.card(finding))}\n\n"
+    yield "".join(f"- {prose(line)}\n" for line in gates.about(result)) + "\n"
+    rows = gates.golden_rows(gate)
+    if rows:
+        yield f"| {' | '.join(gates.GOLDEN_COLUMNS)} |\n|{'---|' * len(gates.GOLDEN_COLUMNS)}\n"
+        yield from (f"| {' | '.join(map(code, row))} |\n" for row in rows)
+        yield "".join(f"\n{line}\n" for line in gates.more_goldens(gate)) + "\n"
+
+
 def _row(case: Json, claim: Json) -> str:
     cells = (
-        code(case["case"]),
-        code(claim["claim"]),
+        code(clipped(case["case"], LONGEST)),
+        code(clipped(claim["claim"], LONGEST)),
         prose(phrases.state(claim)),
         prose(phrases.evidence(claim)),
         prose(phrases.ranks(claim, case["ranks"])),

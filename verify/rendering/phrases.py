@@ -35,6 +35,11 @@ def totals(result: Json) -> str:
     controls = result["controls"]
     if controls["status"] == "failed":
         bad.append(f"controls failed: {', '.join(map(printable, controls['failed']))}")
+    gate = result.get("gate") or {"findings": ()}
+    found = dict.fromkeys(printable(finding["reason"]) for finding in gate["findings"])
+    found.pop("control-failed", None)  # their names were given
+    if found:
+        bad.append(f"gate: {', '.join(found)}")
     return line + (f"; {', '.join(bad)}" if bad else "")
 
 
@@ -116,24 +121,39 @@ def headline(case: Json, claims: str, finding: Json | None, verdict: str = "") -
 def card(finding: Json) -> list[str]:
     """Where it was seen, the first difference, what the pattern suggests and what to do."""
     said = []
-    seen = [
-        f"{name} {printable(finding[name])}"
-        for name in ("tensor", "rank", "run", "process", "variant")
-        if finding[name] is not None and finding[name] != ""
-    ]
+    seen = [f"{name} {value}" for name, value in places(finding)]
     if seen:
         said.append("where: " + ", ".join(seen))
-    if finding["detail"]:
-        said += [f"| {line}" for line in _capped(lines(finding["detail"]))]
-    difference = finding["difference"] or {}
-    shown = [part for line in _texts(difference.get("lines")) for part in lines(line)]
-    said += [f"| {line}" for line in _capped(shown)]
-    for text in _texts(difference.get("suggests")):
-        said.append(f"suggests: {printable(text)}")
+    said += [f"| {line}" for line in [*detail(finding), *difference_lines(finding)]]
+    said += [f"suggests: {text}" for text in suggestions(finding)]
     known = REASONS.get(finding["reason"])
     if known:
         said.append(f"to do: {known.remedy}")
     return said
+
+
+def places(finding: Json) -> list[tuple[str, str]]:
+    """What is known of where it was seen: pairs such as `("rank", "0")`."""
+    return [
+        (name, printable(finding[name]))
+        for name in ("tensor", "rank", "run", "process", "variant")
+        if finding[name] is not None and finding[name] != ""
+    ]
+
+
+def detail(finding: Json) -> list[str]:
+    """The finding in its own words, at most SHOWN_LINES lines."""
+    return _capped([finding["detail"]]) if finding["detail"] else []
+
+
+def difference_lines(finding: Json) -> list[str]:
+    """What was compared and the first difference, at most SHOWN_LINES lines."""
+    return _capped(_texts((finding["difference"] or {}).get("lines")))
+
+
+def suggestions(finding: Json) -> list[str]:
+    """What the pattern of the difference suggests."""
+    return [printable(text) for text in _texts((finding["difference"] or {}).get("suggests"))]
 
 
 def again(group: Group) -> list[str]:
@@ -225,8 +245,9 @@ def _texts(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else []
 
 
-def _capped(content: list[str]) -> list[str]:
-    if len(content) <= SHOWN_LINES:
-        return content
+def _capped(told: Sequence[Any]) -> list[str]:
+    """The first lines of some texts; those that are not shown are not escaped either."""
+    content = [line for text in told for line in str(text).splitlines() or [""]]
+    shown = [part for line in content[:SHOWN_LINES] for part in lines(line)]
     left = len(content) - SHOWN_LINES
-    return [*content[:SHOWN_LINES], f"... {left} more lines in the result document"]
+    return [*shown, f"... {left} more lines in the result document"] if left > 0 else shown

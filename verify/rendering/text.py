@@ -12,7 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from verify.rendering import phrases
+from verify.rendering import gates, phrases
 from verify.rendering.escaping import printable
 from verify.rendering.grouping import grouped
 
@@ -23,13 +23,17 @@ Json = Mapping[str, Any]
 def render(result: Json, *, timings: bool = False) -> str:
     """The whole report, ending in a newline."""
     lines: list[str] = []
+    gate = result.get("gate")
+    affected = gate["affected"] if gate else ()
     for case in result["cases"]:
-        lines += [*_case(case, timings=timings), ""]
+        lines += [*_case(case, timings=timings, affected=case["case"] in affected), ""]
     for case in result["cases"]:
         cards = findings(case)
         lines += [*cards, ""] if cards else []
     if timings:
         lines.append(f"timings: {result['seconds']:.1f} s in all")
+    if gate:
+        lines += [*gates.text(result), ""]
     lines.append(phrases.totals(result))
     return "\n".join(lines) + "\n"
 
@@ -65,9 +69,10 @@ def findings(
     return lines
 
 
-def _case(case: Json, *, timings: bool) -> list[str]:
+def _case(case: Json, *, timings: bool, affected: bool = False) -> list[str]:
     about = f": {printable(case['description'])}" if case["description"] else ""
-    lines = [f"case {printable(case['case'])}{about}"]
+    mark = " (affected by the change)" if affected else ""
+    lines = [f"case {printable(case['case'])}{mark}{about}"]
     rows = [
         (
             printable(claim["claim"]),
