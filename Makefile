@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 REPORT := report
 
-.PHONY: verify test lint format controls clean
+.PHONY: verify test lint format gate controls screenshots clean
 
 verify: .venv/installed  ## the main job: the mixture-of-experts layer on 4 ranks
 	$(BIN)/verify run moe --ranks 4 --report $(REPORT)
 
 test: .venv/installed  ## all tests, on all cores
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: .venv/installed  ## formatting, rules and types
 	$(BIN)/ruff check .
@@ -20,8 +20,14 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+gate: .venv/installed  ## controls, then the cases of ci/gate.toml; SINCE=REV asks for changed sources
+	$(BIN)/verify gate $(if $(SINCE),--since $(SINCE)) --report $(REPORT)/gate
+
 controls: .venv/installed  ## does the verifier catch the faults that it says it catches?
 	$(BIN)/verify controls
+
+screenshots: .venv/installed  ## a passing and a failing run, their reports as pictures in docs/
+	$(BIN)/python ci/screenshots.py
 
 .venv/installed: pyproject.toml ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; call make PYTHON=python3.x")'

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ import click
 
 from verify import diffs, listing, rendering, results, scaffold
 from verify.errors import InputFileError
+from verify.golden_cli import golden
 from verify.terminal import Verbs, emit, epilog, fail, progress, speaks
 
-_REPORTS = {"report.md": "markdown", "junit.xml": "junit"}
+_REPORTS = {"report.html": "html", "report.md": "markdown", "junit.xml": "junit"}
 _FORMAT = click.option(
     "--format",
     "form",
@@ -100,9 +101,15 @@ def main() -> None:
     "--report",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Also write result.json, report.md and junit.xml there.",
+    help="Also write result.json, report.html, report.md and junit.xml there.",
 )
 @click.option("--timings", is_flag=True, help="Print the time of digests and bookkeeping too.")
+@click.option(
+    "--golden",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Compare with the goldens there, also for cases that do not promise it by themselves.",
+)
 def run(
     targets: tuple[str, ...],
     form: str,
@@ -121,13 +128,66 @@ def run(
     try:
         result = running.run(targets, running.RunOptions(**options), progress=progress())
         if report is not None and speaks():
-            results.write(result, report / results.FILE_NAME)
-            for name, kind in _REPORTS.items():
-                results.write_text(report / name, rendering.render(result, kind))
+            _write_reports(result, report)
         emit(rendering.render(result, form, timings=timings))
     finally:
         running.leave()
     return results.exit_code(result)
+
+
+@main.command(
+    epilog=epilog(
+        "verify gate",
+        "verify gate --since origin/main --report report",
+        "verify gate --config ci/nightly.toml",
+    )
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    default=Path("ci/gate.toml"),
+    show_default=True,
+    help="Cases, budget, and the sources that they must cover.",
+)
+@click.option("--since", metavar="REV", help="Changed sources must be covered; their cases first.")
+@_FORMAT
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Also write the reports there.",
+)
+def gate(config: Path, since: str | None, form: str, report: Path | None) -> int:
+    """Check the checker, then the cases of ci/gate.toml: what CI runs before a merge.
+
+    Run it from the root of the repository: paths and patterns of the file start there. Controls
+    come first. With --since, a changed source that no case covers is UNVERIFIED.
+
+    \b
+    The file, TOML; only `cases` is needed:
+      cases = ["file.py", "file.py::case", "package.module:case", "moe/exact-*"]
+      golden = "golden"         the folder of goldens
+      ranks, runs, processes, claims, seed, timeout    as for `verify run`
+      require_clean = false     uncommitted changes are UNVERIFIED
+      [controls] only = "*"     which planted faults run first
+      [sources]  kernels, exempt    patterns of files that need a case, or need none
+      [budget]   seconds, executions    affected cases must run within it
+    """
+    from verify.gates import running
+
+    if report is not None:
+        _remove_reports(report)
+    result = running.run(config, since, report, progress=progress())
+    if report is not None:
+        _write_reports(result, report)
+    emit(rendering.render(result, form))
+    return results.exit_code(result)
+
+
+def _write_reports(result: Mapping[str, Any], folder: Path) -> None:
+    results.write(result, folder / results.FILE_NAME)
+    for name, kind in _REPORTS.items():
+        results.write_text(folder / name, rendering.render(result, kind))
 
 
 def _remove_reports(folder: Path) -> None:
@@ -253,6 +313,9 @@ def init(path: Path) -> int:
     """Write a commented case file that runs as it is (my_case.py without PATH)."""
     emit(scaffold.init(path))
     return 0
+
+
+main.add_command(golden)
 
 
 def entry(arguments: Sequence[str] | None = None) -> None:

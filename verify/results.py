@@ -23,11 +23,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from verify import input_files
 from verify.digests import SCHEME
 from verify.errors import InputFileError
 from verify.evidence import BASE, Execution, Plan
 from verify.reasons import EXIT_CODES, Verdict, worst
-from verify.validation import first_problem
+from verify.validation import contents_problem, first_problem
 from verify.verdicts import CaseVerdict
 
 SCHEMA_VERSION = 1
@@ -47,8 +48,9 @@ def build(
     seconds: float,
     ranks: int = 1,
     controls: Mapping[str, Any] | None = None,
+    gate: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The document of a run. `started` needs a time zone; `command` is what the user typed."""
+    """The document of a run, or of a `gate`. `started` needs a time zone; `command` is as typed."""
     plan_of = {plan.case: plan for plan in plans}
     cases = [
         _case(plan_of.get(verdict.case), verdict, executions, options, ranks)
@@ -65,6 +67,7 @@ def build(
         "environment": environment,
         "controls": dict(controls or NO_CONTROLS),
         "cases": cases,
+        **({"gate": gate} if gate is not None else {}),
     }
     return assemble(document, executions=len(executions))
 
@@ -123,22 +126,14 @@ def write_text(path: Path, text: str) -> None:
 def read(path: Path) -> dict[str, Any]:
     """The document of a file, or of `result.json` in a folder."""
     file = path / FILE_NAME if path.is_dir() else path
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        inside = f" (the folder {path} holds no {FILE_NAME})" if file != path else ""
-        raise InputFileError(f"{file}: no such file{inside}") from None
-    except UnicodeDecodeError:
-        raise InputFileError(f"{file}: not a result document: not UTF-8 text") from None
-    except OSError as error:
-        raise InputFileError(f"{file}: cannot read: {error.strerror or error}") from error
-    try:
-        data = json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise InputFileError(f"{file}: not a result document: {error}") from None
+    if file != path and not input_files.exists(file):
+        raise InputFileError(f"{file}: no such file (the folder {path} holds no {FILE_NAME})")
+    what = "a result document"
+    text = input_files.read_text(file, what, pipes=file == path)
+    data = input_files.parse_json(text, str(file), what)
     problem = _problem(data)
     if problem:
-        raise InputFileError(f"{file}: not a result document: {problem}")
+        raise InputFileError(f"{file}: not {what}: {problem}")
     return data
 
 
@@ -167,10 +162,19 @@ def reproduce(target: str, claim: str | None, options: Mapping[str, Any], ranks:
     words += ["--claims", claim] if claim else []
     if ranks != 1 or options.get("ranks") is not None:
         words += ["--ranks", str(ranks)]
-    for name, default in (("runs", 5), ("processes", 3), ("seed", None), ("timeout", 300.0)):
+    for name, default in _DEFAULTS:
         if options.get(name, default) not in (None, default):
             words += [f"--{name}", str(options[name])]
     return shlex.join(words)
+
+
+_DEFAULTS = (
+    ("runs", 5),
+    ("processes", 3),
+    ("seed", None),
+    ("timeout", 300.0),
+    ("golden", None),
+)
 
 
 def _case(
@@ -244,14 +248,16 @@ def _bases(executions: Sequence[Execution]) -> dict[int, Execution]:
 
 
 def _verdicts(result: Mapping[str, Any]) -> list[Verdict]:
-    """Of every claim; a case without claims and failed controls count as UNVERIFIED."""
+    """Of every claim and every finding of a gate; a case without claims and failed controls count
+    as UNVERIFIED."""
     verdicts = []
     for case in result["cases"]:
         verdicts += [Verdict(claim["verdict"]) for claim in case["claims"]]
         verdicts += [] if case["claims"] else [Verdict.UNVERIFIED]
     if verdicts and result["controls"]["status"] == "failed":
         verdicts.append(Verdict.UNVERIFIED)
-    return verdicts
+    findings = result.get("gate", {}).get("findings", ())
+    return verdicts + [Verdict(finding["verdict"]) for finding in findings]
 
 
 def _clean(value: Any) -> Any:
@@ -269,22 +275,17 @@ def _clean(value: Any) -> Any:
     return str(value)
 
 
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"it holds {name}, which is not JSON")
-
-
 def _problem(data: Any) -> str | None:
     """What keeps `data` from being a document that the renderers can read."""
     if not isinstance(data, dict) or "schema_version" not in data:
         return "no field schema_version"
     if data["schema_version"] != SCHEMA_VERSION:
         return f"schema_version {data['schema_version']!r}, this version reads {SCHEMA_VERSION}"
-    problem = first_problem(data, schema())
+    problem = first_problem(data, schema()) or contents_problem(data)
     if problem:
         return problem
     try:
         _verdicts(data)
-        Verdict(data["verdict"])
     except ValueError as error:
         return str(error)
     return None

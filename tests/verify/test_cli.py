@@ -19,7 +19,7 @@ from verify.errors import CaseError
 from verify.verdicts import CaseVerdict
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("run", "list", "diff", "controls", "report", "env", "init")
+VERBS = ("run", "list", "diff", "golden", "gate", "controls", "report", "env", "init")
 
 
 def invoke(*words):
@@ -164,6 +164,7 @@ def test_reports_are_written_and_can_be_drawn_again(fake, mixed, tmp_path):
     shown = invoke("run", "x", "--report", folder)
     assert sorted(path.name for path in folder.iterdir()) == [
         "junit.xml",
+        "report.html",
         "report.md",
         "result.json",
     ]
@@ -325,8 +326,8 @@ def run(targets, options, *, progress):
     atexit.register(os._exit, 0)
     threading.Thread(target=time.sleep, args=(60,)).start()
     if options.seed:
-        print("ready", flush=True)
         try:
+            print("ready", flush=True)
             time.sleep(60)
         finally:
             print("cleaned up")

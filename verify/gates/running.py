@@ -1,0 +1,189 @@
+"""`verify gate`: read and find everything, ask git, run the controls, run the cases, conclude.
+
+The order is fixed. Whatever can be wrong with the file, the cases or the revision is an error
+before anything runs; then the checker is checked, then the cases. It refuses to run under torchrun,
+since a gate starts ranks of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from verify import results
+from verify.decision import decide
+from verify.errors import CaseError, InputFileError, UnsupportedError
+from verify.evidence import Execution, Trouble
+from verify.gates import changes as git
+from verify.gates.config import Config, load
+from verify.gates.coverage import Coverage, coverage
+from verify.gates.findings import findings
+from verify.gates.pacing import Budget, ordered, paced
+from verify.gates.patterns import any_file
+from verify.plans import plans_of, with_options
+from verify.running import collect, joined_by_torchrun, refuse_unreadable
+from verify.targets import Found, find
+
+Progress = Callable[[str], None]
+_NOTHING = Coverage(frozenset(), (), {})
+
+
+def run(
+    path: Path,
+    since: str | None = None,
+    report: Path | None = None,
+    *,
+    progress: Progress = lambda text: None,
+) -> dict[str, Any]:
+    """Runs the gate of a file and returns the result document.
+
+    since: a revision; sources that changed since HEAD left it must be covered by a case. report: a
+    folder that the caller writes, so its content is no change. Raises VerifyError before anything
+    runs for a file, case, pattern or revision that is not as it should be.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    if joined_by_torchrun():
+        raise UnsupportedError(
+            "verify gate was started by torchrun; start it alone, it starts its ranks itself"
+        )
+    config = load(path)
+    found, controls = find_cases(config), _controls(config)
+    _refuse_idle_patterns(config)
+    plans = plans_of(found, config.options)
+    refuse_unreadable(found, config.options)
+    change = git.since(since, report) if since is not None else None
+    dirty = git.uncommitted(report) if config.require_clean else ()
+    stored = golden_changes(config.options.golden_folder, change.base) if change else []
+    covered = coverage(config, change, found, stored) if change else _NOTHING
+
+    progress(f"{len(controls)} controls, then {len(plans)} cases")
+    checked = _check_the_checker(controls, progress)
+
+    budget = Budget(config.seconds, config.executions, lambda: time.perf_counter() - clock)
+    pairs = list(zip(found, plans, strict=True))
+    ran = paced(ordered(pairs, covered.affected), config.options, budget, collect, progress)
+    affected = [plans[position].case for position in sorted(covered.affected)]
+    # without --since nobody said which cases matter less, so all have to run
+    wanted = affected if change else [plan.case for plan in plans]
+    cut_off = [plan.case for plan in ran.left if plan.case in wanted]
+    left_out = [plan.case for plan in ran.left if plan.case not in wanted]
+    kept = [plan for plan in plans if plan.case not in left_out]
+    records = [
+        *ran.records,
+        *(Trouble(name, "not-run", f"budget of the gate: {ran.spent}") for name in cut_off),
+    ]
+    return results.build(
+        plans=kept,
+        verdicts=[decide(plan, records) for plan in kept],
+        executions=[one for one in records if isinstance(one, Execution)],
+        environment=_environment(),
+        options=_shown(config),
+        command=["verify", *sys.argv[1:]],
+        ranks=max(plan.ranks for plan in plans),
+        started=started,
+        seconds=time.perf_counter() - clock,
+        controls=checked,
+        gate={
+            **_asked(config, since, change),
+            "affected": affected,
+            "uncovered": covered.uncovered,
+            "left_out": left_out,
+            "golden_changes": stored,
+            "budget": {
+                "seconds": config.seconds,
+                "executions": config.executions,
+                "used_seconds": budget.clock(),
+                "used_executions": ran.executions,
+            },
+            "findings": findings(
+                uncovered=covered.uncovered,
+                elsewhere=covered.elsewhere,
+                failed_controls=checked["failed"],
+                dirty=dirty,
+                cut_off=cut_off,
+                spent=ran.spent,
+            ),
+        },
+    )
+
+
+def find_cases(config: Config) -> list[Found]:
+    """The cases of a gate, each once, with the options of its file.
+
+    Raises InputFileError that names the entry, for one that cannot be found or planned.
+    """
+    here = os.getcwd()
+    found: dict[str, Found] = {}
+    for position, target in enumerate(config.cases):
+        try:
+            found |= {one.target: with_options(one, config.options) for one in find(target)}
+        except CaseError as error:
+            where = f"{config.path}: cases[{position}] = {target!r}"
+            raise InputFileError(f"{where}: {error}") from error
+        finally:
+            os.chdir(here)
+    return list(found.values())
+
+
+def golden_changes(folder: Path, base: str) -> list[dict[str, Any]]:
+    """Goldens that differ from those of the commit `base`, one row per tensor."""
+    from verify import goldens
+
+    return goldens.changes_since(folder, base)
+
+
+def _controls(config: Config) -> list[str]:
+    from verify import controls
+
+    names = controls.names(config.controls)
+    if not names:
+        raise InputFileError(
+            f"{config.path}: controls.only = {config.controls!r} matches no control; "
+            "`verify controls --list` prints them"
+        )
+    return names
+
+
+def _refuse_idle_patterns(config: Config) -> None:
+    """A pattern without a file is misspelt, or its files are gone: either way it checks nothing."""
+    for key, patterns in (("kernels", config.kernels), ("exempt", config.exempt)):
+        for pattern in patterns:
+            if not any_file(pattern, Path.cwd()):
+                raise InputFileError(
+                    f"{config.path}: sources.{key} holds {pattern!r}, which matches no file below "
+                    f"{Path.cwd()}; correct it or take it out"
+                )
+
+
+def _check_the_checker(names: Sequence[str], progress: Progress) -> dict[str, Any]:
+    from verify import controls
+
+    outcome = controls.run(names, progress=progress)
+    return {key: outcome[key] for key in ("status", "passed", "failed")}
+
+
+def _asked(config: Config, since: str | None, change: git.Changes | None) -> dict[str, Any]:
+    return {
+        "config": os.fspath(config.path),
+        "since": since,
+        "base": change.base if change else None,
+        "kernels": config.kernels,
+        "changed": change.changed if change else (),
+    }
+
+
+def _shown(config: Config) -> dict[str, Any]:
+    """The options as `verify run` would take them; paths become text in the document."""
+    return {k: v for k, v in asdict(config.options).items() if k != "keep_goldens"}
+
+
+def _environment() -> dict[str, Any]:
+    from verify.environment import environment
+
+    return environment()
