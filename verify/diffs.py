@@ -9,15 +9,17 @@ VERIFIED.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from verify.errors import InputFileError
+from verify import input_files
+from verify.errors import InputFileError, UnsupportedError
 from verify.reasons import EXIT_CODES, Verdict
 from verify.rendering.escaping import lines, printable
-from verify.result_diffs import result_entries
+from verify.result_diffs import double, result_entries
 from verify.results import FILE_NAME, read
 from verify.tensor_files import TensorFile, opened
 
@@ -62,7 +64,12 @@ def diff(a: Path, b: Path) -> Diff:
     if kinds[0] != kinds[1]:
         raise InputFileError(f"{a} is {kinds[0]}, but {b} is {kinds[1]}; give two of the same kind")
     if kinds[0] == "a result":
-        compared, notes = result_entries(read(a), read(b))
+        documents = [read(path) for path in (a, b)]
+        for path, document in zip((a, b), documents, strict=True):
+            twice = double(document)
+            if twice:
+                raise InputFileError(f"{path}: holds the case {twice} twice: which is meant?")
+        compared, notes = result_entries(*documents)
         entries = [Entry(**entry) for entry in compared]
         return Diff(str(a), str(b), "results", tuple(entries), tuple(notes))
     if kinds[0] == "a folder":
@@ -105,25 +112,44 @@ def text(found: Diff) -> str:
 
 
 def _kind(path: Path) -> str:
-    if path.is_dir():
-        return "a result" if (path / FILE_NAME).is_file() else "a folder"
-    if not path.exists():
+    if not input_files.exists(path):
         raise InputFileError(f"{path}: no such file or folder")
+    if path.is_dir():
+        return "a result" if input_files.exists(path / FILE_NAME) else "a folder"
     return "a result" if path.suffix == ".json" else "a safetensors file"
 
 
 def _folders(a: Path, b: Path) -> Iterator[Entry]:
     """The files of two folders, matched by their path below it."""
-    found = [
-        {str(path.relative_to(top)): path for path in sorted(top.rglob(f"*{SUFFIX}"))}
-        for top in (a, b)
-    ]
+    found = [{str(path.relative_to(top)): path for path in _below(top)} for top in (a, b)]
     for name in sorted(found[0].keys() | found[1].keys()):
         if name in found[0] and name in found[1]:
             yield from _files(found[0][name], found[1][name], f"{name}: ")
         else:
             side = a if name in found[0] else b
             yield Entry(name, equal=False, detail=f"only in {side}", compared=False)
+
+
+def _below(top: Path) -> Iterator[Path]:
+    """All safetensors files below a folder, through links as well.
+
+    Raises InputFileError for a folder that cannot be read and for links that lead in a circle:
+    what is left out silently would count as equal.
+    """
+
+    def refuse(error: OSError) -> None:
+        where = Path(error.filename or top)
+        raise InputFileError(f"{where}: {input_files.absence_of(where, error)}")
+
+    for folder, folders, names in os.walk(top, onerror=refuse, followlinks=True):
+        here = Path(folder)
+        for path in (here / name for name in folders):
+            above = [here, *here.parents][: 1 + len(here.relative_to(top).parts)]
+            if path.is_symlink() and any(
+                one.resolve().is_relative_to(path.resolve()) for one in above
+            ):
+                raise InputFileError(f"{path}: is a symbolic link to a folder that holds it")
+        yield from (here / name for name in (*folders, *names) if name.endswith(SUFFIX))
 
 
 def _files(a: Path, b: Path, prefix: str) -> Iterator[Entry]:
@@ -144,7 +170,10 @@ def _tensors(left: TensorFile, right: TensorFile, name: str, prefix: str) -> Ent
     from verify.explanation import suggest
 
     a, b = left.tensor(name), right.tensor(name)
-    comparison = compare(a, b, name)
+    try:
+        comparison = compare(a, b, name)
+    except UnsupportedError as error:
+        raise InputFileError(f"{left.path}, {right.path}: {error}") from error
     described = [line.removeprefix(f"{name}: ") for line in comparison.describe()]
     if comparison.equal:
         compared = comparison.numel > 0

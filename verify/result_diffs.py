@@ -7,6 +7,7 @@ or settings differ as well.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -47,15 +48,23 @@ def result_entries(a: Json, b: Json) -> tuple[list[dict[str, Any]], list[str]]:
     return entries, notes
 
 
+def double(result: Json) -> str | None:
+    """A case that occurs twice, by name and target: one of the two would stand for both."""
+    labels = Counter(_labels(result))
+    return next((label for label, count in labels.items() if count > 1), None)
+
+
 def _cases(result: Json) -> dict[str, Json]:
-    """By name; a name that occurs twice is told apart by its target."""
-    names = [case["case"] for case in result["cases"]]
-    return {
-        case["case"]
-        if names.count(case["case"]) == 1
-        else f"{case['case']} ({case['target']})": case
+    return dict(zip(_labels(result), result["cases"], strict=True))
+
+
+def _labels(result: Json) -> list[str]:
+    """Every case's name; a name that occurs twice is told apart by its target."""
+    names = Counter(case["case"] for case in result["cases"])
+    return [
+        case["case"] if names[case["case"]] == 1 else f"{case['case']} ({case['target']})"
         for case in result["cases"]
-    }
+    ]
 
 
 def _digests(name: str, a: Json, b: Json) -> Iterator[dict[str, Any]]:
