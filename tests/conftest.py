@@ -21,6 +21,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many faults of the field were caught, and how many of their twins stayed clean."""
+    seen: dict[str, set[str]] = {"fault": set(), "twin": set()}
+    for report in terminalreporter.stats.get("passed", []):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "field":
+                identity, side = str(value).rsplit(" ", 1)
+                seen[side].add(identity)
+    if seen["fault"] or seen["twin"]:
+        both = len(seen["fault"] & seen["twin"])
+        terminalreporter.write_line(
+            f"faults of the field: {len(seen['fault'])} caught, {len(seen['twin'])} twins clean, "
+            f"{both} with both"
+        )
+
+
 def _devices_needed(item: pytest.Item) -> int:
     several = item.get_closest_marker("gpus")
     if several is not None:

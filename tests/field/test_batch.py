@@ -1,0 +1,96 @@
+"""Reports of faults that depend on the batch: size, place and neighbours apart; twins clean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from field_table import Field, check_fault, check_twin, parameters, run_file
+
+pytestmark = pytest.mark.slow
+
+FIELDS = (
+    Field(
+        "BUG-12",
+        "same row, other batch size, other bits",
+        "bug_12",
+        "bug_12_twin",
+        claim="batch",
+        reason="bits-differ",
+        tensor="out",
+        says=[
+            "out differs at size=1, size=2, size=3, size=5; equal at size=7,.*neighbours=replaced",
+            "on the number of entries: a tile, split or kernel chosen by size, .*; not a leak",
+        ],
+        clean=("repeat",),
+    ),
+    Field(
+        "BUG-12",
+        "same row, other place in the batch",
+        "bug_12_place",
+        "bug_12_twin",
+        claim="batch",
+        reason="bits-differ",
+        tensor="out",
+        says=["the number of entries and the place in the batch", "not a leak"],
+        clean=("repeat",),
+    ),
+    Field(
+        "BUG-12",
+        "other neighbours, other bits: a leak",
+        "bug_12_leak",
+        "bug_12_leak_twin",
+        claim="batch",
+        reason="bits-differ",
+        tensor="out",
+        says=["depends on the content of its neighbours: a leak", "equal at .*position=reversed"],
+        silent=["another order of accumulation"],
+        clean=("repeat",),
+    ),
+    Field(
+        "BUG-12",
+        "a leak into every second entry only",
+        "bug_12_pairs",
+        "bug_12_twin",
+        claim="batch",
+        reason="bits-differ",
+        tensor="out",
+        says=["depends on the content of its neighbours: a leak", "equal at .*neighbours=replaced"],
+        clean=("repeat",),
+    ),
+    Field(
+        "axolotl-1375",
+        "packed sequences attend across sample borders",
+        "packed",
+        "packed_twin",
+        claim="batch",
+        reason="bits-differ",
+        tensor="out",
+        says=["depends on the content of its neighbours: a leak", "packing border"],
+        silent=["another order of accumulation"],
+        clean=("repeat",),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def cases() -> Mapping[str, Any]:
+    return run_file(Path(__file__).with_name("cases_batch.py"))
+
+
+@pytest.mark.parametrize("field", parameters(FIELDS))
+def test_the_fault_is_found(
+    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
+) -> None:
+    check_fault(field, cases)
+    counts(field.id, "fault")
+
+
+@pytest.mark.parametrize("field", parameters(FIELDS))
+def test_the_twin_is_clean(
+    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
+) -> None:
+    check_twin(field, cases)
+    counts(field.id, "twin")
