@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from verify.builtin import BY_NAME, CASES
+from verify import builtin
 from verify.conditions.goldens import inputs_digest
 from verify.goldens import packing, store
 from verify.staging import prepare
 from verify.targets import find_exact
 
 FOLDER = Path(__file__).parents[1] / "golden"
-DECLARING = {case.name: case for case in (*CASES, *BY_NAME) if case.golden}
+DECLARING = {case.name: case for case in (*builtin.CASES, *builtin.BY_NAME) if case.golden}
 LARGEST = 8 * 2**20  # bytes, all of the folder
 
 
