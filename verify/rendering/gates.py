@@ -17,7 +17,7 @@ from verify.rendering.phrases import number
 
 SHOWN_NAMES = 20
 SHOWN_CHANGES = 50
-SHORT = 12  # characters of a commit or a digest
+SHORT = 16  # digits of a digest: one lane; fewer would be zeros for small integers
 LONGEST = 100  # characters of a name, so that the page of a pull request stays below its limit
 GOLDEN_COLUMNS = ("case", "kind", "tensor", "old", "new", "max ULP", "reason")
 Json = Mapping[str, Any]
