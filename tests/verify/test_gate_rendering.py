@@ -88,7 +88,7 @@ def test_a_gate_that_fails_says_why_and_what_to_do(document):
     shown = render(made, "text")
     assert "  covered by no case: mok/new.py\n" in shown
     assert "  left out when the budget was spent, not affected: 1 case: far\n" in shown
-    assert re.search(r"moe/exact-a +exact +out +f\[2\]:a{12} +f\[2\]:b{12} +3 +rounds later", shown)
+    assert re.search(r"moe/exact-a +exact +out +f\[2\]:a{16} +f\[2\]:b{16} +3 +rounds later", shown)
     card = shown[shown.index("verdict=UNVERIFIED gate ci/gate.toml: not-covered: a source") :]
     assert card.splitlines()[1:3] == [
         "  | covered by no case: mok/new.py",
