@@ -17,7 +17,8 @@ from verify.rendering.phrases import number
 
 SHOWN_NAMES = 20
 SHOWN_CHANGES = 50
-SHORT = 16  # digits of a digest: one lane; fewer would be zeros for small integers
+SHORT = 12  # digits of a commit
+LANE = 16  # digits of a digest: one lane; fewer would be zeros for small integers
 LONGEST = 100  # characters of a name, so that the page of a pull request stays below its limit
 GOLDEN_COLUMNS = ("case", "kind", "tensor", "old", "new", "max ULP", "reason")
 Json = Mapping[str, Any]
@@ -138,5 +139,5 @@ def _digest(value: Any) -> str:
     if value is None:
         return "-"
     head, colon, digits = printable(value).rpartition(":")
-    short = f"{head}{colon}{digits[:SHORT]}" if colon and len(digits) > SHORT else value
+    short = f"{head}{colon}{digits[:LANE]}" if colon and len(digits) > LANE else value
     return clipped(short, LONGEST)
