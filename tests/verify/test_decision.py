@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.decision import MAX_FINDINGS, decide
+from verify.decision import decide
+from verify.decision.deciding import MAX_FINDINGS
+from verify.decision.statistics import undetected_rate
 from verify.evidence import BASE, FIRST, PROBE, RETRY, Execution, Facts, Failure, Plan, Trouble
 from verify.reasons import REASONS, Verdict
-from verify.statistics import undetected_rate
 from verify.verdicts import CaseVerdict, ClaimVerdict
 
 OWN = ("repeat", "process", "memory", "threads", "history", "contention", "schedule", "vary")

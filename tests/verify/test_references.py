@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import verify
-from verify import reference_errors
 from verify.api import check
 from verify.execution import execute
+from verify.explanation import reference_errors
 from verify.staging import give, prepare
 from verify.verdicts import ClaimVerdict
 

@@ -221,7 +221,15 @@ def test_the_gate_comes_before_the_cases(mixed):
     page = Page(render(mixed, "html"))
     assert "a source file changed" in page.cards[0]
     assert "csrc/<new>.cu" in page.cards[0]
-    assert ["good", "bits", "out", "-", "float32[2]:1111111111111111", "3", "round once"] in page.rows
+    assert [
+        "good",
+        "bits",
+        "out",
+        "-",
+        "float32[2]:1111111111111111",
+        "3",
+        "round once",
+    ] in page.rows
     assert {f"mok/file{i}.py" for i in range(30)} <= set(page.texts)
     texts = "".join(page.texts)
     assert texts.index("Gate") < texts.index("Cases and claims")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify import hypotheses, reference_errors, self_checks
 from verify.budgets import Reference
+from verify.explanation import hypotheses, reference_errors, self_checks
 from verify.staging import Stage
 
 

@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify import plans, reference_errors
-from verify.agreement import NO_PLACEMENT
+from verify import plans
 from verify.budgets import Judged, Reference, judge, measure
 from verify.captures import Layout, digest_at
 from verify.conditions import references
+from verify.decision.agreement import NO_PLACEMENT
 from verify.digests import Digest
 from verify.environment import environment
 from verify.evidence import Trouble
 from verify.execution import Capture, execute
+from verify.explanation import reference_errors
 from verify.goldens import keys, likely, packing, store
 from verify.hashing import digest_tensor
 from verify.placements import placement_of

@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from verify import hypotheses, reference_errors, self_checks
 from verify.budgets import Reference, judge, measure
 from verify.captures import Layout, digest_at, same_bits
 from verify.comparison import differing
@@ -25,6 +24,7 @@ from verify.conditions import diagnosis
 from verify.errors import CaseError
 from verify.evidence import Failure, Trouble
 from verify.execution import MAX_TRACEBACK, Capture, execute
+from verify.explanation import hypotheses, reference_errors, self_checks
 from verify.inputs import generate
 from verify.placements import lookup, placement_of, split
 from verify.sessions import Session, explain, record

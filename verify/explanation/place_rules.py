@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from verify.difference import Pattern
+from verify.explanation.difference import Pattern
 
 Rule = Callable[[Pattern], str | None]
 _TILES = tuple(1 << k for k in range(10, 2, -1))

@@ -10,8 +10,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from verify.agreement import kind_of
-from verify.ensembles import (
+from verify.decision.agreement import kind_of
+from verify.decision.ensembles import (
     GENERATOR,
     UNCHANGED,
     VARIED,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from verify.budgets import Reference, judge, reduction, round_to
+from verify.explanation.reference_errors import explain_errors, places, ranges
 from verify.inputs import generate
-from verify.reference_errors import explain_errors, places, ranges
 
 DTYPES = (torch.float32, torch.bfloat16)
 

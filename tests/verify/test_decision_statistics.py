@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.statistics import rate_interval, undetected_rate
+from verify.decision.statistics import rate_interval, undetected_rate
 
 
 @given(st.integers(1, 100_000))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from verify.budgets import spacing
 from verify.captures import same_bits
-from verify.reference_errors import ranges
+from verify.explanation.reference_errors import ranges
 
 LIMIT = 48  # changes that are tried
 SECONDS = 5.0  # for all of them

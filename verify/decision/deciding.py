@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from verify import agreement, patterns, suspicions
-from verify.ensembles import Ensemble
+from verify.decision import agreement, patterns, suspicions
+from verify.decision.ensembles import Ensemble
+from verify.decision.statistics import rate_interval, undetected_rate
 from verify.evidence import BASE, FIRST, PROBE, RETRY, Execution, Plan, Record, Trouble
 from verify.reasons import Verdict, worst
-from verify.statistics import rate_interval, undetected_rate
 from verify.verdicts import CaseVerdict, ClaimVerdict, Finding, RankEvidence
 
 MAX_FINDINGS = 20  # of one reason in one claim; the rest is counted

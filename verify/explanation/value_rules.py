@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from verify.difference import Array, Pattern
+from verify.explanation.difference import Array, Pattern
 
 Rule = Callable[[Pattern], str | None]
 _MANY_ROWS = 1 << 17  # rows that differ, beyond which their order is not looked at

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from verify import hypotheses
 from verify.captures import same_bits
-from verify.hypotheses import common_rows, fitting, repeated, too_coarse
+from verify.explanation import hypotheses
+from verify.explanation.hypotheses import common_rows, fitting, repeated, too_coarse
 from verify.inputs import generate
 
 Inputs = Mapping[str, Tensor]

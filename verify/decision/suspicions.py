@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify import agreement
+from verify.decision import agreement
 from verify.evidence import PROBE, UNSUPPORTED, Execution, Plan
 from verify.placements import lookup
 from verify.verdicts import Finding

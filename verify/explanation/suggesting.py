@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from verify.comparison import Comparison
-from verify.difference import pattern_of
-from verify.place_rules import PLACE_RULES
-from verify.value_rules import REST_RULES, VALUE_RULES
+from verify.explanation.difference import pattern_of
+from verify.explanation.place_rules import PLACE_RULES
+from verify.explanation.value_rules import REST_RULES, VALUE_RULES
 
 
 def suggest(

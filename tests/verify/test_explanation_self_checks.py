@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from verify.budgets import Reference, reduction
+from verify.explanation.self_checks import coarse, moved, precisions, widened
 from verify.inputs import generate
-from verify.self_checks import coarse, moved, precisions, widened
 
 Inputs = Mapping[str, Tensor]
 NARROW = (torch.float32, torch.bfloat16)

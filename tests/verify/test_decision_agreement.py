@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.agreement import differences, kind_of, runs_that_differ, total
 from verify.captures import Layout, digest_at
+from verify.decision.agreement import differences, kind_of, runs_that_differ, total
 from verify.evidence import Execution, Plan
 from verify.inputs import generate
 from verify.verdicts import Finding

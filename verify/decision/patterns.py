@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from verify.causes import CAUSES
-from verify.ensembles import (
+from verify.decision.causes import CAUSES
+from verify.decision.ensembles import (
     UNCHANGED,
     VARIED,
     Ensemble,
