@@ -6,8 +6,8 @@
 #   GATE_SINCE    a revision; empty: changed sources are not asked for
 #   GATE_REPORT   the folder of the report (verify-report)
 #   GATE_PYTHON   an interpreter; empty: `verify` on PATH if nothing is installed, else python3
-#   GATE_INSTALL  what pip installs, one requirement a line; empty: the checkout of this script;
-#                 none: nothing
+#   GATE_INSTALL  what pip installs, one requirement a line; none: nothing; empty: the checkout of
+#                 this script on a GitHub runner, nothing anywhere else
 #
 # Ends with the exit code of the gate: 0 verified, 1 mismatch, 2 usage or file, 3 unverified.
 set -Eeuo pipefail
@@ -17,6 +17,9 @@ readonly LIMIT=200000 # bytes of a step summary
 config=${GATE_CONFIG:-ci/gate.toml}
 report=${GATE_REPORT:-verify-report}
 install=${GATE_INSTALL:-}
+if [[ -z $install && ${GITHUB_ACTIONS:-} != true ]]; then
+  install=none # a runner is thrown away; somebody's interpreter is not
+fi
 here=$(cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 
 refuse() {
@@ -64,6 +67,8 @@ if [[ $place == *[[:cntrl:]]* || $place == *[*?\[\]]* ]]; then
   refuse 'GATE_REPORT leads to a name with a control character or one of * ? [ ]; give another'
 fi
 folder=$place
+fresh=no
+[[ -e $folder ]] || fresh=yes
 rm -f -- "$folder"/result.json "$folder"/report.md "$folder"/report.html "$folder"/junit.xml ||
   refuse 'an earlier report cannot be removed'
 
@@ -104,6 +109,9 @@ if [[ -n ${GATE_SINCE:-} ]]; then
 fi
 code=0
 "${gate[@]}" "${arguments[@]}" || code=$?
+if [[ $fresh == yes && -d $folder ]]; then
+  printf '*\n' >"$folder/.gitignore" # no part of the repository that it may lie in
+fi
 if [[ $code == [013] && ! -f $folder/result.json ]]; then
   refuse "it ended with $code and left no result: is verify installed for that interpreter?"
 fi

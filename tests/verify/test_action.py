@@ -107,6 +107,7 @@ def act(root: Path, *, github: bool = True, **given: str) -> Any:
     environment = {**_environment(root), "GATE_INSTALL": "none", "GATE_PYTHON": sys.executable}
     if github:
         environment |= {name: str(file) for name, file in files.items()}
+        environment["GITHUB_ACTIONS"] = "true"
     done = subprocess.run(
         ["bash", CI / "action.sh"],
         cwd=root,
@@ -264,6 +265,22 @@ def test_what_is_installed_is_a_list_of_names(
     assert words[:3] == ["-m", "pip", "install"]
     assert words[words.index("--") + 1 :] == asked
     assert files_of(scratch) == {".git", "ci", "my_case.py"}
+
+
+def test_nothing_is_installed_unasked_outside_of_a_runner(scratch: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    python = stand_in(tmp_path, "python", f'printf "%s\\n" "$@" >>{shlex.quote(str(log))}; exit 2')
+    act(scratch, github=False, GATE_PYTHON=python, GATE_INSTALL="")
+    assert "pip" not in log.read_text().splitlines()
+    assert "gate" in log.read_text().splitlines()
+
+
+def test_the_report_is_no_part_of_the_repository(scratch: Path) -> None:
+    writes = 'for last; do :; done; d="${last#--report=}"; mkdir -p "$d"; : >"$d/result.json"'
+    act(scratch, GATE_PYTHON=stand_in(scratch.parent, "python", writes))
+    status = ["git", "-C", str(scratch), "status", "--porcelain", "--untracked-files=all"]
+    assert (scratch / "verify-report" / ".gitignore").read_text() == "*\n"
+    assert "verify-report" not in subprocess.run(status, capture_output=True, text=True).stdout
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "9.99", "$(touch pwned)"])
