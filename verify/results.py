@@ -168,6 +168,12 @@ def reproduce(target: str, claim: str | None, options: Mapping[str, Any], ranks:
     return shlex.join(words)
 
 
+def _update(target: str, options: Mapping[str, Any]) -> str:
+    """The command that stores what the case gives as its golden."""
+    folder = ["--golden", str(options["golden"])] if options.get("golden") else []
+    return shlex.join(["verify", "golden", "update", target, *folder]) + " --reason TEXT"
+
+
 _DEFAULTS = (
     ("runs", 5),
     ("processes", 3),
@@ -195,6 +201,8 @@ def _case(
         for shown, finding in zip(entry["findings"], claim.findings, strict=True):
             shown["verdict"] = finding.verdict.value
         entry["reproduce"] = reproduce(verdict.target, claim.claim, options, plan.ranks)
+        if claim.claim == "golden":
+            entry["update"] = _update(verdict.target, options)
         claims.append(entry)
     return {
         "case": verdict.case,

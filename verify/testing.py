@@ -153,6 +153,8 @@ def entry_of(verdict: CaseVerdict, nodeid: str, command: str) -> Json:
     entry["reproduce"] = command
     for claim in entry["claims"]:
         claim["reproduce"] = command
+        if "update" in claim:
+            claim["update"] = shlex.join(["pytest", nodeid, "--verify-update"]) + " REASON"
     return entry
 
 

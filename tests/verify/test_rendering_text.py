@@ -141,3 +141,15 @@ def test_measurements_and_left_out_tensors_are_printed(make_result, make_claim):
 def test_unknown_format_is_refused(mixed):
     with pytest.raises(VerifyError, match="allowed are text, markdown, html, junit, json"):
         render(mixed, "html5")
+
+
+def test_what_to_do_about_a_golden_is_a_whole_command(make_result, make_claim):
+    finding = Finding("golden-differs", "out has other bits than its golden", tensor="out")
+    case = CaseVerdict("layer", "a b.py::layer", [make_claim("golden", [finding], differing=1)])
+    shown = text.render(make_result([case], options={"golden": "kept here"}))
+    command = "verify golden update 'a b.py::layer' --golden 'kept here' --reason TEXT"
+    assert f"say why: {command}\n" in shown
+    assert "--golden" not in text.render(make_result([case])).split("to do:")[1].splitlines()[0]
+    differs = Finding("bits-differ", "out has other bits", tensor="out")
+    other = CaseVerdict("layer", "layer", [make_claim("repeat", [differs], differing=1)])
+    assert "golden update" not in text.render(make_result([other]))

@@ -124,7 +124,7 @@ def _card(case: Json, group: Group, names: Sequence[str], anchor: str) -> Card:
         claims=clipped(", ".join(names), NAME),
         reason=clipped(finding["reason"], NAME),
         meaning=known.meaning if known else "",
-        remedy=known.remedy if known else "",
+        remedy=clipped(phrases.remedy(finding, group.claims), COMMAND),
         places=tuple((name, clipped(value, NAME)) for name, value in phrases.places(finding)),
         lines=_clip([*phrases.detail(finding), *told]),
         first=first,

@@ -95,7 +95,7 @@ def _row(case: Json, claim: Json) -> str:
 
 def _finding(case: Json, claim: Json) -> str:
     first = claim["findings"][0] if claim["findings"] else None
-    content = phrases.card(first) if first else []
+    content = phrases.card(first, [claim]) if first else []
     if len(claim["findings"]) > 1:
         content.append(f"and {phrases.number(len(claim['findings']) - 1, 'finding')} more")
     if claim["reproduce"]:

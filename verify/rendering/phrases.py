@@ -118,7 +118,16 @@ def headline(case: Json, claims: str, finding: Json | None, verdict: str = "") -
     return f"{line}: {printable(finding['reason'])}{meaning}"
 
 
-def card(finding: Json) -> list[str]:
+def remedy(finding: Json, claims: Sequence[Json]) -> str:
+    """What to do; where that is storing a golden, with the whole command of the claim."""
+    known = REASONS.get(finding["reason"])
+    text = known.remedy if known else ""
+    head, command, _ = text.partition("verify golden update")
+    stored = next((claim["update"] for claim in claims if claim.get("update")), None)
+    return f"{head}{printable(stored)}" if command and stored else text
+
+
+def card(finding: Json, claims: Sequence[Json]) -> list[str]:
     """Where it was seen, the first difference, what the pattern suggests and what to do."""
     said = []
     seen = [f"{name} {value}" for name, value in places(finding)]
@@ -126,9 +135,9 @@ def card(finding: Json) -> list[str]:
         said.append("where: " + ", ".join(seen))
     said += [f"| {line}" for line in [*detail(finding), *difference_lines(finding)]]
     said += [f"suggests: {text}" for text in suggestions(finding)]
-    known = REASONS.get(finding["reason"])
-    if known:
-        said.append(f"to do: {known.remedy}")
+    to_do = remedy(finding, claims)
+    if to_do:
+        said.append(f"to do: {to_do}")
     return said
 
 

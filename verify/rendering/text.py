@@ -55,7 +55,7 @@ def findings(
     for group in groups[:shown]:
         names = ", ".join(dict.fromkeys(printable(claim["claim"]) for claim in group.claims))
         lines.append(phrases.headline(case, names, group.finding))
-        lines += [f"  {line}" for line in phrases.card(group.finding)]
+        lines += [f"  {line}" for line in phrases.card(group.finding, group.claims)]
         lines += [f"  {line}" for line in phrases.again(group)]
         command = group.claims[0]["reproduce"] if len(group.claims) == 1 else case["reproduce"]
         if command and commands:
