@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from verify import diffs, listing, rendering, results, scaffold
-from verify.errors import InputFileError
+from verify import diffs, listing, rendering, reports, results, scaffold
 from verify.golden_cli import golden
-from verify.terminal import Verbs, emit, epilog, fail, progress, speaks
+from verify.terminal import TEXT_OR_JSON, Verbs, emit, epilog, fail, progress, speaks
 
-_REPORTS = {"report.html": "html", "report.md": "markdown", "junit.xml": "junit"}
 _FORMAT = click.option(
     "--format",
     "form",
@@ -28,13 +26,11 @@ _FORMAT = click.option(
     show_default=True,
     help="What is printed on stdout.",
 )
-_TEXT_OR_JSON = click.option(
-    "--format",
-    "form",
-    type=click.Choice(("text", "json")),
-    default="text",
-    show_default=True,
-    help="What is printed on stdout.",
+_REPORT = click.option(
+    "--report",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Also write result.json, report.html, report.md and junit.xml there.",
 )
 
 
@@ -97,12 +93,7 @@ def main() -> None:
     help="Seconds without progress after which a run is given up.",
 )
 @_FORMAT
-@click.option(
-    "--report",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Also write result.json, report.html, report.md and junit.xml there.",
-)
+@_REPORT
 @click.option("--timings", is_flag=True, help="Print the time of digests and bookkeeping too.")
 @click.option(
     "--golden",
@@ -124,11 +115,11 @@ def run(
     from verify import running
 
     if report is not None and speaks():
-        _remove_reports(report)
+        reports.remove(report)
     try:
         result = running.run(targets, running.RunOptions(**options), progress=progress())
         if report is not None and speaks():
-            _write_reports(result, report)
+            reports.write(result, report)
         emit(rendering.render(result, form, timings=timings))
     finally:
         running.leave()
@@ -151,12 +142,7 @@ def run(
 )
 @click.option("--since", metavar="REV", help="Changed sources must be covered; their cases first.")
 @_FORMAT
-@click.option(
-    "--report",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Also write the reports there.",
-)
+@_REPORT
 def gate(config: Path, since: str | None, form: str, report: Path | None) -> int:
     """Check the checker, then the cases of ci/gate.toml: what CI runs before a merge.
 
@@ -175,28 +161,14 @@ def gate(config: Path, since: str | None, form: str, report: Path | None) -> int
     """
     from verify.gates import running
 
+    written = reports.files(report) if report is not None else []
     if report is not None:
-        _remove_reports(report)
-    result = running.run(config, since, report, progress=progress())
+        reports.remove(report)
+    result = running.run(config, since, written, progress=progress())
     if report is not None:
-        _write_reports(result, report)
+        reports.write(result, report)
     emit(rendering.render(result, form))
     return results.exit_code(result)
-
-
-def _write_reports(result: Mapping[str, Any], folder: Path) -> None:
-    results.write(result, folder / results.FILE_NAME)
-    for name, kind in _REPORTS.items():
-        results.write_text(folder / name, rendering.render(result, kind))
-
-
-def _remove_reports(folder: Path) -> None:
-    """Those of an earlier run: nobody shall take its verdict for that of a run that failed."""
-    for path in (folder / name for name in (results.FILE_NAME, *_REPORTS)):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise InputFileError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
 @main.command(
@@ -204,7 +176,7 @@ def _remove_reports(folder: Path) -> None:
     epilog=epilog("verify list", "verify list my_case.py", "verify list moe --format json"),
 )
 @click.argument("targets", nargs=-1)
-@_TEXT_OR_JSON
+@TEXT_OR_JSON
 def list_(targets: tuple[str, ...], form: str) -> int:
     """Show cases and the claims that they promise; the built-in ones without TARGETS."""
     entries = listing.entries(targets)
@@ -221,7 +193,7 @@ def list_(targets: tuple[str, ...], form: str) -> int:
 )
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
-@_TEXT_OR_JSON
+@TEXT_OR_JSON
 def diff(a: Path, b: Path, form: str) -> int:
     """Compare A with B, bit for bit.
 
@@ -247,7 +219,7 @@ def diff(a: Path, b: Path, form: str) -> int:
     "--disable", metavar="NAME", help="Switch a detector off: exactly its controls must fail then."
 )
 @click.option("--list", "listed", is_flag=True, help="Only print their names.")
-@_TEXT_OR_JSON
+@TEXT_OR_JSON
 def controls(
     only: str | None,
     disable: str | None,
@@ -297,7 +269,7 @@ def report(
 
 
 @main.command(epilog=epilog("verify env", "verify env --format json"))
-@_TEXT_OR_JSON
+@TEXT_OR_JSON
 def env(form: str) -> int:
     """Show the environment record that goes into every result."""
     from verify.environment import environment

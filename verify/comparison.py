@@ -61,6 +61,14 @@ _PAIRS = {
     (_INF, _NAN): "nan_vs_value",
     (_NAN, _NAN): "nan_payload",
 }
+# Upper ends of the ULP distances that are counted together; the last bucket has no end.
+_LIMITS = (-1, 0, *(1 << k for k in range(63)))
+_LABELS = (
+    "not finite",
+    *("0", "1", "2"),
+    *(f"{(1 << k) + 1}-{1 << (k + 1)}" for k in range(1, 63)),
+)
+_BLOCK = 1 << 22  # elements whose ULP distances are held at once, in int64
 _CLASS_TEXT = {
     "signed_zero": "-0.0 vs 0.0 (value-equal, sign bit)",
     "inf_vs_finite": "infinity vs finite",
@@ -217,17 +225,28 @@ def ulp_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return _ulps(left, right, _FORMATS[a.dtype])
 
 
-def ulp_histogram(a: torch.Tensor, b: torch.Tensor) -> dict[str, int]:
-    """Elements by ULP distance: "0", "1", "2", "3-4", "5-8" ..., "not finite"; no empty ones."""
-    far = ulp_distance(a, b).reshape(-1)
-    found: dict[str, int] = {}
-    values, counts = far.unique(return_counts=True)
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        top = 1 << max(value - 1, 0).bit_length()
-        label = str(value) if value <= 2 else f"{top // 2 + 1}-{top}"
-        label = "not finite" if value < 0 else label
-        found[label] = found.get(label, 0) + count
-    return found
+def ulp_histogram(
+    a: torch.Tensor, b: torch.Tensor, *, differing_only: bool = False
+) -> dict[str, int]:
+    """Elements by ULP distance: "0", "1", "2", "3-4", "5-8" ..., "not finite"; no empty ones.
+
+    differing_only: leaves out elements whose bits are equal; what is left at "0" are zeros of
+    opposite sign. Complex elements count as two. ValueError as for `ulp_distance`.
+    """
+    if (problems := _problems(a, b)) or a.dtype not in _FORMATS:
+        raise ValueError("no ulp distance: " + ("; ".join(problems) or f"{a.dtype} is no float"))
+    width = 2 if a.is_complex() else 1
+    left, right = (bits.reshape(-1, width) for bits in _integer_views(a, b))
+    limits = torch.tensor(_LIMITS, device=left.device)
+    counts = torch.zeros(len(_LIMITS) + 1, dtype=torch.int64, device=left.device)
+    for start in range(0, len(left), _BLOCK):
+        x, y = left[start : start + _BLOCK], right[start : start + _BLOCK]
+        if differing_only:
+            apart = (x != y).any(dim=1)
+            x, y = x[apart], y[apart]
+        far = _ulps(x, y, _FORMATS[a.dtype]).reshape(-1)
+        counts += torch.bincount(torch.bucketize(far, limits), minlength=len(counts))
+    return {label: count for label, count in zip(_LABELS, counts.tolist(), strict=True) if count}
 
 
 def tile_map(mask: torch.Tensor, max_side: int = 16) -> TileMap:
@@ -285,6 +304,11 @@ def _is_nan(bits: torch.Tensor, form: _Format) -> torch.Tensor:
     return _magnitude(bits, form) > max(form.largest, form.infinity)
 
 
+def _is_finite(bits: torch.Tensor, form: _Format) -> torch.Tensor:
+    finite = _magnitude(bits, form) <= form.largest
+    return finite & ~_is_nan(bits, form) if form.lone_nan else finite
+
+
 def _classes(bits: torch.Tensor, form: _Format) -> torch.Tensor:
     size = _magnitude(bits, form)
     found = torch.full(bits.shape, _FINITE, device=bits.device)
@@ -297,7 +321,7 @@ def _classes(bits: torch.Tensor, form: _Format) -> torch.Tensor:
 
 
 def _ulps(left: torch.Tensor, right: torch.Tensor, form: _Format) -> torch.Tensor:
-    finite = (_classes(left, form) <= _FINITE) & (_classes(right, form) <= _FINITE)
+    finite = _is_finite(left, form) & _is_finite(right, form)
     sizes = [_magnitude(bits, form).to(torch.int64) for bits in (left, right)]
     same_sign = (left < 0) == (right < 0) if form.signed else torch.ones_like(finite)
     across = sizes[0] + sizes[1]  # wraps for two large float64 of opposite sign

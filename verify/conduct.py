@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from verify.conditions import CONDITIONS, goldens
 from verify.conditions.history import probe
@@ -61,5 +62,19 @@ def conduct(session: Session) -> None:
         if claim in session.plan.claims:
             condition(session, session.plan.runs.get(claim, 1))
     if session.keep_golden is not None:
-        goldens.keep(session, session.keep_golden)
+        _keep(session, session.keep_golden)
     probe(session)
+
+
+def _keep(session: Session, path: Path) -> None:
+    """What a golden would hold; where it cannot be had, the case is not VERIFIED, and says why.
+
+    It is the claim `reference` that says so where the reference makes the golden.
+    """
+    case = session.stage.case
+    try:
+        goldens.keep(session, path)
+    except Exception as error:
+        detail = f"what its golden would hold: {type(error).__name__}: {error}"
+        claim = "reference" if case.golden == "float64" else None
+        session.emit(Trouble(session.plan.case, "case-error", detail, claim, session.stage.rank))

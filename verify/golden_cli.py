@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import click
 from verify import input_files
 from verify.errors import InputFileError
 from verify.goldens import DEFAULT_FOLDER
-from verify.terminal import emit, epilog, progress
+from verify.terminal import TEXT_OR_JSON, emit, epilog, progress
 
 _FOLDER = click.option(
     "--golden",
@@ -36,7 +37,7 @@ def golden() -> None:
 @golden.command(epilog=epilog("verify golden status", "verify golden status 'moe/exact-*'"))
 @click.argument("targets", nargs=-1)
 @_FOLDER
-@click.option("--format", "form", type=click.Choice(("text", "json")), default="text")
+@TEXT_OR_JSON
 def status(targets: tuple[str, ...], folder: Path, form: str) -> int:
     """Show what is stored, and what the TARGETS lack. Nothing is executed.
 
@@ -60,21 +61,32 @@ def status(targets: tuple[str, ...], folder: Path, form: str) -> int:
 @_FOLDER
 @click.option("--reason", default="", help="Why goldens change; kept in the index.")
 @click.option("--allow-nonfinite", is_flag=True, help="NaN and infinities are meant.")
-@click.option("--format", "form", type=click.Choice(("markdown", "json")), default="markdown")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "markdown", "json")),
+    help="What is printed on stdout.  [default: text on a terminal, else markdown]",
+)
 def update(
-    targets: tuple[str, ...], folder: Path, reason: str, allow_nonfinite: bool, form: str
+    targets: tuple[str, ...], folder: Path, reason: str, allow_nonfinite: bool, form: str | None
 ) -> int:
     """Run the TARGETS and store what they give; prints the table for the pull request.
 
     Refused: cases that are not VERIFIED on repeat, reference and exact, NaN and infinities, a dirty
     tree or a changed golden without --reason, and CI. Then nothing at all is written.
     """
-    from verify.goldens import changes, recording
+    from verify.goldens import recording
+    from verify.rendering.goldens import page, screen
 
     rows = recording.update(
         targets, folder, reason=reason, allow_nonfinite=allow_nonfinite, progress=progress()
     )
-    emit(json.dumps(rows, indent=1) if form == "json" else changes.markdown(rows))
+    if form is None:
+        form = "text" if sys.stdout.isatty() else "markdown"
+    if form == "json":
+        emit(json.dumps(rows, indent=1))
+    else:
+        emit(screen(rows) if form == "text" else page(rows))
     return 0
 
 

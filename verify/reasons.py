@@ -153,8 +153,8 @@ REASONS: dict[str, Reason] = {
         Reason(
             "nothing-compared",
             _U,
-            "the case returned no tensors",
-            "return the tensors that matter",
+            "the case returned no tensors, or none that this claim can compare",
+            "return the tensors that matter; for those left out, see why",
         ),
         Reason(
             "vacuous",
@@ -246,6 +246,12 @@ GATE_REASONS: dict[str, Reason] = {
             _U,
             "the budget of the gate was used up before all cases that had to run did",
             "raise [budget] in the file of the gate, or make its cases smaller",
+        ),
+        Reason(
+            "golden-unclaimed",
+            _U,
+            "a stored golden is claimed by no case of the gate",
+            "declare it again, or remove it: verify golden prune",
         ),
     )
 }

@@ -43,7 +43,7 @@ def run(
     that is there; every rank then returns the same document.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
-    asked = {one.target: one for one in _find(targets)}
+    asked = {one.target: one for one in find_all(targets)}
     found = [with_options(one, options) for one in asked.values()]
     if not found:
         raise CaseError("no cases to run")
@@ -59,7 +59,7 @@ def run(
         verdicts=verdicts,
         executions=executions,
         environment=environment(),
-        options=_shown(options),
+        options=shown(options),
         command=["verify", *sys.argv[1:]],
         ranks=max(plan.ranks for plan in plans),
         started=started,
@@ -69,18 +69,25 @@ def run(
 
 def refuse_unreadable(found: Sequence[Found], options: RunOptions) -> None:
     """Reads every golden that the cases promise, before anything runs: a file that cannot be read
-    is an error of its own (InputFileError), not a case without a golden."""
-    wanted = [one.case for one in found if "golden" in one.case.claims and one.case.golden]
+    is an error of its own (InputFileError), not a case without a golden; and the golden of another
+    file's case is none of this one (CaseError)."""
+    wanted = [one for one in found if "golden" in one.case.claims and one.case.golden]
     if wanted:
-        from verify.goldens import packing, store
+        from verify.goldens import packing, status, store
 
-        index = store.read(options.golden_folder)
-        for case in wanted:
-            for entry in index.of(case.name, case.golden):
-                packing.load(index.folder, entry)
+        folder = options.golden_folder
+        with store.reading(folder):
+            index = store.read(folder)
+            pairs = [(one, e) for one in wanted for e in index.of(one.case.name, one.case.golden)]
+            for _, entry in pairs:
+                packing.load(folder, entry)
+        for one, entry in pairs:  # not inside: it may import, and so run, what writes goldens
+            problem = status.elsewhere(entry, one, folder)
+            if problem:
+                raise CaseError(f"{one.target}: the golden of {entry.case!r} {problem}")
 
 
-def _find(targets: Sequence[str]) -> list[Found]:
+def find_all(targets: Sequence[str]) -> list[Found]:
     """The cases of all targets, found from one working directory, whatever a file does to it."""
     here = os.getcwd()
     found: list[Found] = []
@@ -221,9 +228,7 @@ def joined_by_torchrun() -> bool:
     return all(name in os.environ for name in needed) and int(os.environ["WORLD_SIZE"]) > 1
 
 
-def _shown(options: RunOptions) -> dict[str, Any]:
-    shown = asdict(options)
-    for name in ("keep", "golden"):
-        shown[name] = str(shown[name]) if shown[name] is not None else None
-    del shown["keep_goldens"]
-    return shown
+def shown(options: RunOptions) -> dict[str, Any]:
+    """The options as the document has them: as `verify run` takes them, paths as text."""
+    given = {name: value for name, value in asdict(options).items() if name != "keep_goldens"}
+    return {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}

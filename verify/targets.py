@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from verify import input_files
 from verify.cases import Case
@@ -48,12 +49,12 @@ def find(target: str) -> list[Found]:
     """
     if "::" in target:
         path, _, name = target.partition("::")
-        return _select(_of_file(path), name, target)
+        return _select(cases_of_file(path), name, target)
     if target.endswith(".py") or Path(target).is_file():
-        return _select(_of_file(target), "*", target)
+        return _select(cases_of_file(target), "*", target)
     if ":" in target:
         module, _, name = target.partition(":")
-        return _select(_of_module(module), name, target)
+        return _select(cases_of_module(module), name, target)
     return _select(builtin(), target, target)
 
 
@@ -100,14 +101,19 @@ def cases_in(module: ModuleType) -> list[Case]:
         for one in value if isinstance(value, list | tuple) else (value,):
             if isinstance(one, Case) and not any(one is other for other in cases):
                 cases.append(one)
-    names = [case.name for case in cases]
-    double = next((name for name in names if names.count(name) > 1), None)
+    double = twice([case.name for case in cases])
     if double is not None:
         raise CaseError(f"{module.__name__} holds two cases called {double!r}; rename one")
     return cases
 
 
-def _of_module(name: str) -> list[Found]:
+def twice(names: list[str]) -> str | None:
+    """The first name that stands there more than once, or None."""
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def cases_of_module(name: str) -> list[Found]:
+    """Every case of an importable module. Raises CaseError when importing it fails."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     with _importing(name):
@@ -115,7 +121,8 @@ def _of_module(name: str) -> list[Found]:
     return [Found(case, f"{name}:{case.name}") for case in cases_in(module)]
 
 
-def _of_file(path: str) -> list[Found]:
+def cases_of_file(path: str) -> list[Found]:
+    """Every case of a file. Raises CaseError for no such file, or when importing it fails."""
     module = import_file(Path(path))
     return [Found(case, f"{path}::{case.name}") for case in cases_in(module)]
 
@@ -193,7 +200,7 @@ def _package_of(file: Path) -> tuple[str, str] | None:
 def _importing(what: str | Path) -> Iterator[None]:
     """Sends what is printed to stderr and makes a CaseError of whatever is raised."""
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), _no_silent_end():
             yield
     except (KeyboardInterrupt, GeneratorExit):
         raise
@@ -203,6 +210,24 @@ def _importing(what: str | Path) -> Iterator[None]:
         raise _failed(what, error) from error
     except BaseException as error:  # SystemExit too, and what pytest raises to skip a file
         raise _failed(what, error) from error
+
+
+@contextlib.contextmanager
+def _no_silent_end() -> Iterator[None]:
+    """A file that ends the process while it is imported would end this tool with its own code, 0
+    perhaps; children that it forked may still end so."""
+    process, leave = os.getpid(), os._exit
+
+    def refuse(code: int) -> NoReturn:
+        if os.getpid() != process:
+            leave(code)
+        raise SystemExit(f"os._exit({code})")
+
+    os._exit = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave
 
 
 def _failed(what: str | Path, error: BaseException) -> CaseError:

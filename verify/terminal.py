@@ -29,6 +29,14 @@ EXITS = (
     "Exit codes: 0 verified, 1 mismatch, 2 usage, input-file or tool error, "
     "3 nothing wrong found but something unverified, or nothing ran."
 )
+TEXT_OR_JSON = click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    help="What is printed on stdout.",
+)
 
 
 class Terminated(SystemExit):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 import verify
@@ -76,6 +78,34 @@ def put(folder: Path, *made: tuple[store.Entry, dict[str, torch.Tensor]]) -> Non
     files = {one.file: packing.to_bytes(tensors, one.case, one.kind) for one, tensors in made}
     with store.locked(folder):
         store.write(folder, [one for one, _ in made], files)
+
+
+def held_while(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, *functions: tuple[Any, str]
+) -> dict[str, list[bool]]:
+    """Whether a writer would have had to wait, at every later call of a module's function."""
+    seen: dict[str, list[bool]] = {name: [] for _, name in functions}
+
+    def held() -> bool:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(handle)
+        return False
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            seen[name].append(held())
+            return function(*given, **named)
+
+        return call
+
+    for module, name in functions:
+        monkeypatch.setattr(module, name, watched(name, getattr(module, name)))
+    return seen
 
 
 def git(folder: Path, *words: str) -> str:

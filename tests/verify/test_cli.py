@@ -183,10 +183,38 @@ def test_reports_of_an_earlier_run_do_not_outlive_a_failed_one(fake, make_result
     assert invoke("run", "x", "--report", tmp_path).exit_code == 2
     assert os.listdir(tmp_path) == ["mine.txt"]
     assert invoke("report", tmp_path, "--exit-code").exit_code == 2
-    (tmp_path / "result.json").mkdir()
+    results.write(make_result(), tmp_path / "result.json")
+    (tmp_path / "report.md").mkdir()
     shown = invoke("run", "x", "--report", tmp_path)
     assert shown.exit_code == 2
     assert "cannot remove" in shown.stderr
+
+
+@pytest.mark.parametrize("document", [None, "{}", "[]", "not JSON", '{"tool": {"name": "other"}}'])
+@pytest.mark.parametrize("page", ["report.md", "report.html", "junit.xml"])
+def test_a_report_does_not_replace_files_of_somebody_else(
+    fake, make_result, tmp_path, page, document
+):
+    fake.result = make_result()
+    (tmp_path / page).write_text("mine")
+    if document is not None:
+        (tmp_path / "result.json").write_text(document)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    shown = invoke("run", "x", "--report", tmp_path)
+    assert (shown.exit_code, shown.stdout, fake.targets) == (2, "", None)
+    assert page in shown.stderr
+    assert "but no result.json that verify wrote" in shown.stderr
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_report_replaces_one_of_an_earlier_run_whatever_its_version(fake, make_result, tmp_path):
+    fake.result = make_result()
+    (tmp_path / "report.md").write_text("old")
+    results.write({**make_result(), "schema_version": 9}, tmp_path / "result.json")
+    shown = invoke("run", "x", "--report", tmp_path)
+    assert shown.exit_code == 0, shown.stderr
+    assert (tmp_path / "report.md").read_text() != "old"
+    assert results.read(tmp_path) == fake.result
 
 
 def test_report_of_something_else(tmp_path):

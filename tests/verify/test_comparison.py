@@ -253,3 +253,35 @@ def test_counts_and_first_are_right(data: st.DataObject) -> None:
     assert isinstance(found, Comparison)
     if found.first is not None:
         assert list(found.first) == torch.nonzero(mask)[0].tolist()
+
+
+@pytest.mark.parametrize("dtype", [*SMALL_FLOATS, torch.float16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("block", [3, 1 << 22])
+def test_buckets_are_those_of_the_distances(
+    dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verify.comparison._BLOCK", block)
+    generator = torch.Generator().manual_seed(3)
+    size = 16 if dtype.is_complex else dtype.itemsize
+    raw = [
+        torch.randint(0, 256, (40 * size,), dtype=torch.uint8, generator=generator) for _ in "ab"
+    ]
+    raw[1][: 10 * size] = raw[0][: 10 * size]
+    a, b = (one.view(dtype) for one in raw)
+    for only in (False, True):
+        want: dict[str, int] = {}
+        kept = differing(a, b) if only else torch.ones(len(a), dtype=torch.bool)
+        for far in ulp_distance(a, b)[kept].reshape(-1).tolist():
+            top = 1 << max(far - 1, 0).bit_length()
+            label = str(far) if far <= 2 else f"{top // 2 + 1}-{top}"
+            label = "not finite" if far < 0 else label
+            want[label] = want.get(label, 0) + 1
+        assert ulp_histogram(a, b, differing_only=only) == want
+
+
+def test_the_ulp_histogram_of_what_differs_counts_zeros_of_opposite_sign() -> None:
+    a, b = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([-0.0, 0.0, 1.0])
+    assert ulp_histogram(a, b, differing_only=True) == {"0": 1}
+    assert ulp_histogram(a, a, differing_only=True) == {}
+    with pytest.raises(ValueError, match="no float"):
+        ulp_histogram(a.int(), a.int())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,19 +15,20 @@ import torch
 from torch import Tensor
 
 import verify
-from verify import running
+from verify import running, sessions
 from verify.cases import Case
-from verify.conditions import goldens
+from verify.conditions import golden_changes, golden_entries, goldens
 from verify.conduct import conduct
 from verify.controls import stored
 from verify.controls.planting import flip_lowest_bit
 from verify.decision import decide
 from verify.environment import environment
 from verify.errors import CaseError, InputFileError
-from verify.evidence import Plan, Record
-from verify.goldens import keys, packing, recording, store
+from verify.evidence import Failure, Plan, Record, Trouble
+from verify.explanation import reference_errors
+from verify.goldens import keys, likely, packing, recording, store
 from verify.plans import RunOptions, with_options
-from verify.sessions import Session
+from verify.sessions import Session, first
 from verify.staging import prepare
 from verify.targets import Found, import_file
 from verify.verdicts import ClaimVerdict
@@ -110,7 +113,7 @@ def test_the_same_bits_are_verified_and_one_other_bit_is_not(folder: Path, kind:
     assert [(f.reason, f.tensor) for f in claim.findings] == [("golden-differs", "out")]
     assert "first: out[1,1]" in lines(claim)
     assert "1 ulp" in lines(claim)
-    assert "the code is the one that the golden was made with" in lines(claim)
+    assert "the files that the case names are those that the golden was made with" in lines(claim)
     assert "executed again" not in lines(claim)
 
 
@@ -128,6 +131,41 @@ def test_both_errors_are_told_when_there_is_a_reference(folder: Path) -> None:
     make(case(lambda x: x.sum(1), **options), folder)
     claim = look(case(lambda x: (x.double().sum(1) * (1 + 1e-3)).float(), **options), folder)
     assert "worst error against float64: golden " in lines(claim)
+
+
+def test_today_s_reference_is_called_once_for_all_outputs(folder: Path) -> None:
+    calls: list[int] = []
+
+    def sums(inputs: Any, upstream: Any, view: Any) -> dict[str, verify.Reference]:
+        calls.append(1)
+        one = reference(inputs, upstream, view)["out"]
+        return dict.fromkeys("abc", one)
+
+    make(case(lambda x: dict.fromkeys("abc", x.sum(1)), reference=sums), folder)
+    calls.clear()
+    claim = look(case(lambda x: dict.fromkeys("abc", x.sum(1) + 1), reference=sums), folder)
+    assert len(claim.findings) == 3
+    assert all("worst error against" in str(f.difference) for f in claim.findings)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("kind", ["exact", "float64"])
+@pytest.mark.parametrize("broken", ["explain_errors", "told", "_explain", "environment"])
+def test_what_cannot_be_explained_is_no_less_wrong(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, broken: str
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room for words")
+
+    options = {"reference": reference, "inputs": {"x": verify.normal(8, 4)}}
+    make(case(total, kind, **options), folder)
+    places = {"explain_errors": reference_errors, "told": likely, "_explain": sessions}
+    monkeypatch.setattr(places.get(broken, golden_changes), broken, breaks)
+    claim = look(case(lambda x: x[:, :3].sum(1), kind, **options), folder)
+    assert str(claim.verdict) == "MISMATCH"
+    concerned = {"exact": ("told", "_explain"), "float64": ("explain_errors",)}[kind]
+    untold = "not explained: MemoryError: no room for words" in lines(claim)
+    assert untold == (broken in (*concerned, "environment"))
 
 
 class TestThreads:
@@ -169,6 +207,52 @@ class TestThreads:
         claim = look(case(lambda x: {**double(x), "out": x * 3}), folder)
         assert "executed again with 1 threads, as then: differs too" in lines(claim)
 
+    def test_bits_are_compared_with_the_count_that_they_were_made_with(self, folder: Path) -> None:
+        """Made on all cores, compared on some of them: nobody chose either."""
+
+        def f(x: Tensor) -> Tensor:
+            return x * torch.get_num_threads()
+
+        torch.set_num_threads(3)
+        make(case(f, "bits"), folder)
+        torch.set_num_threads(2)
+        claim = look(case(f, "bits"), folder)
+        assert str(claim.verdict) == "VERIFIED"
+        assert (claim.requested, claim.effective) == ([{"num_threads": 3}], [{"num_threads": 3}])
+        assert torch.get_num_threads() == 2
+        other = look(case(lambda x: f(x) + 1, "bits"), folder)
+        assert found(other) == {"golden-differs"}
+        assert "this run is stable" in lines(other), "two executions with three threads"
+        assert "num_threads" not in lines(other)
+        assert "executed again" not in lines(other)
+        assert torch.get_num_threads() == 2
+
+    def test_bits_made_with_a_count_that_cannot_be_set_are_unknown(self, folder: Path) -> None:
+        entry = make(case(double, "bits"), folder)
+        for count in (golden_changes.most_threads() + 1, None, 0):
+            amend(folder, made={**entry.made, "num_threads": count})
+            claim = look(case(double, "bits"), folder)
+            assert str(claim.verdict) == "UNVERIFIED"
+            assert found(claim) == {"env-unknown"}
+            assert f"made with {count} threads, which cannot be set here" in str(claim.findings)
+        amend(folder, made={**entry.made, "num_threads": golden_changes.most_threads()})
+        assert str(look(case(double, "bits"), folder).verdict) == "VERIFIED"
+
+    def test_a_count_that_has_no_effect_is_unknown(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        entry = make(case(double, "bits"), folder)
+        amend(folder, made={**entry.made, "num_threads": 3})
+        monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+        assert found(look(case(double, "bits"), folder)) == {"env-unknown"}
+
+    def test_the_largest_count_is_one_of_this_machine(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for cores, most in ((None, 8), (2, 8), (64, 128)):
+            monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+            assert golden_changes.most_threads() == most
+
     @pytest.mark.parametrize("threads", [0, -1, 10**9, True, "3", None])
     def test_a_count_that_nobody_can_have_is_not_tried(self, folder: Path, threads: Any) -> None:
         entry = make(case(double), folder)
@@ -206,7 +290,8 @@ def test_bits_of_another_environment_are_unknown_and_the_difference_is_named(
             "flags": {**here["flags"], "flush_denormal": True},
         }
 
-    monkeypatch.setattr(goldens, "environment", elsewhere)
+    for module in (goldens, golden_entries):
+        monkeypatch.setattr(module, "environment", elsewhere)
     claim = look(case(double, "bits"), folder)
     assert str(claim.verdict) == "UNVERIFIED"
     assert found(claim) == {"env-unknown"}
@@ -265,6 +350,66 @@ def test_a_damaged_golden_is_an_error_and_no_verdict(folder: Path) -> None:
 def test_a_function_that_raises_is_a_broken_case(folder: Path) -> None:
     make(case(double), folder)
     assert found(look(case(lambda x: 1 / 0), folder)) == {"case-error"}
+
+
+@pytest.mark.parametrize("lacks", ["none", "own", "peer"])
+def test_no_rank_executes_what_another_does_not_take_part_in(folder: Path, lacks: str) -> None:
+    """As one rank of two sees it; `make` is where the golden of both comes from."""
+    calls: list[int] = []
+    one = case(
+        lambda x: (calls.append(1), x * 2)[1],  # type: ignore[func-returns-value]
+        inputs={"x": verify.normal(8, 4)},
+        placement={"*": verify.replicated},
+    )
+    make(one, folder)
+    answers: list[Failure | None] = []
+
+    def agree(failure: Failure | None) -> Failure | None:
+        answers.append(failure)
+        peer = Failure("PeerFailed", "rank 1 failed", "", True) if lacks == "peer" else None
+        return failure or (peer if len(answers) == 2 else None)
+
+    records: list[Record] = []
+    where = folder if lacks != "own" else folder / "none"
+    session = Session(prepare(one), _plan(one, 1), records.append, golden=where)
+    first(session)
+    calls.clear()
+    session.agree = agree
+    goldens.run(session, 1)
+    assert len(calls) == (lacks == "none")
+    assert [failure is not None for failure in answers[:2]] == [False, lacks == "own"]
+    assert len(answers) == (4 if lacks == "none" else 2)
+    assert len([r for r in records[1:] if isinstance(r, Trouble)]) == (lacks == "own")
+
+
+def test_a_golden_that_one_of_several_ranks_cannot_read_stops_none_of_them(folder: Path) -> None:
+    entry = make(case(double, placement={"*": verify.replicated}), folder)
+    (folder / entry.file).write_bytes(b"cut")
+    claim = look(case(double, placement={"*": verify.replicated}), folder, ranks=2)
+    assert found(claim) == {"case-error"}
+    assert {f.rank for f in claim.findings} == {0, 1}
+    assert entry.file in claim.findings[0].detail
+
+
+def test_writers_wait_until_index_and_tensors_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(case(double), folder)
+    load, seen = packing.load, []
+
+    def watched(*given: Any) -> Any:
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(handle)
+        seen.append(1)
+        return load(*given)
+
+    monkeypatch.setattr(packing, "load", watched)
+    assert str(look(case(double), folder).verdict) == "VERIFIED"
+    assert seen == [1]
 
 
 # --- other outputs
@@ -330,7 +475,7 @@ def test_other_bits_inside_the_budget_pass_and_outside_do_not(folder: Path) -> N
     assert 0 < other.measurements["out"]["worst_ratio"] <= 1
     lost = look(measured(lambda x: x[:, :3].sum(1)), folder)
     assert "over-budget" in found(lost)
-    assert "the code is the one that the golden was made with" in lines(lost)
+    assert "the files that the case names are those that the golden was made with" in lines(lost)
 
 
 def test_the_stored_reference_judges_and_not_the_one_of_today(folder: Path) -> None:
@@ -365,6 +510,19 @@ def test_no_budget_excuses_another_dtype_or_shape_or_a_lost_output(folder: Path)
     assert found(lost) == {"outputs-differ"}
 
 
+def test_one_lost_output_leaves_the_others_judged(folder: Path) -> None:
+    def two(inputs: Any, upstream: Any, view: Any) -> dict[str, verify.Reference]:
+        return dict.fromkeys(("a", "b"), reference(inputs, upstream, view)["out"])
+
+    make(measured(lambda x: {"a": x.sum(1), "b": x.sum(1)}, reference=two), folder)
+    lost = look(measured(lambda x: {"a": x.sum(1)}, reference=two), folder)
+    assert {(f.reason, f.tensor) for f in lost.findings} == {("outputs-differ", "b")}
+    assert lost.measurements["a"]["over_budget"] == 0
+    both = look(measured(lambda x: {"a": 3 * x.sum(1)}, reference=two), folder)
+    pairs = {(f.reason, f.tensor) for f in both.findings}
+    assert pairs >= {("outputs-differ", "b"), ("over-budget", "a")}
+
+
 def test_what_the_reference_left_out_is_named_and_a_new_output_is_missed(folder: Path) -> None:
     make(measured(lambda x: {"out": x.sum(1), "more": x}), folder)
     same = look(measured(lambda x: {"out": x.sum(1), "more": x}), folder)
@@ -373,11 +531,14 @@ def test_what_the_reference_left_out_is_named_and_a_new_output_is_missed(folder:
     new = look(measured(lambda x: {"out": x.sum(1), "more": x, "new": x}), folder)
     assert found(new) == {"no-golden"}
     assert "not in the golden: new" in new.findings[0].detail
+    less = look(measured(lambda x: {"out": x.sum(1)}), folder)
+    assert {(f.reason, f.tensor) for f in less.findings} == {("outputs-differ", "more")}
 
 
 # --- two ranks
 
 RANKS = """
+import os
 import torch, verify
 
 def layer(x, w):
@@ -401,6 +562,41 @@ def reference(inputs, upstream, view):
     x, w = (inputs[name].double() for name in ("x", "w"))
     return {"out": verify.reduction(x * w, (x * w).abs(), 1, torch.float32)}
 
+RANK, WORLD = (int(os.environ.get(name, other)) for name, other in (("RANK", 0), ("WORLD_SIZE", 1)))
+
+def summed(x, layer, group=None):
+    out = (layer.w[:, None, None] * x).sum(0)
+    if group is not None:
+        torch.distributed.all_reduce(out, group=group)
+    return out
+
+def experts():
+    layer = torch.nn.Module()  # two experts, each rank has its own of them
+    layer.register_buffer("w", torch.tensor([1.0, 2.0]).chunk(WORLD)[RANK].clone())
+    return {"layer": layer}
+
+def by_rank():
+    layer = torch.nn.Module()
+    layer.register_buffer("w", torch.tensor([1.0 + RANK]))
+    return {"layer": layer}
+
+def threaded(x):
+    return x * torch.get_num_threads()
+
+WHOLE = {"x": verify.replicated, "out": verify.replicated}
+OWN = tuple(
+    verify.case(
+        name=name, inputs={"x": verify.normal(5, 4)}, claims=("golden",), **given
+    )(function)
+    for name, function, given in (
+        ("alone", summed, dict(golden="exact", setup=by_rank, placement=WHOLE)),
+        ("local", summed, dict(
+            golden="exact", setup=experts, placement={**WHOLE, "layer.w": verify.local}
+        )),
+        ("undeclared", summed, dict(golden="exact", setup=experts, placement=WHOLE)),
+        ("threads", threaded, dict(golden="bits", placement=WHOLE)),
+    )
+)
 PLACEMENT = {
     "x": verify.sharded(0),
     "out": verify.sharded(0),
@@ -440,6 +636,13 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str
     module: Any = import_file(path)
     for one in module.CASES:
         make(replace(one, execute=module.layer), place / "golden")
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        for one in module.OWN:
+            make(one, place / "golden")
+    finally:
+        torch.set_num_threads(before)
     options = RunOptions(ranks=2, claims=("golden",), golden=place / "golden")
     result = running.run([str(path)], options)
     return {one["case"]: one["claims"][0] for one in result["cases"]}
@@ -484,6 +687,53 @@ def test_without_a_placement_nothing_is_compared_and_nothing_is_wrong(
     assert "no-placement" in {f["reason"] for f in claim["findings"]}
     assert claim["not_compared"]["out"] == "no placement declared"
     assert "out" not in claim["compared"]
+
+
+@pytest.mark.slow
+def test_a_golden_that_one_rank_lacks_is_executed_on_none(
+    on_two_ranks: dict[str, dict[str, Any]],
+) -> None:
+    """Its all-reduce would be answered by the next one of the other rank."""
+    claim = on_two_ranks["alone"]
+    assert claim["verdict"] == "UNVERIFIED"
+    assert {f["reason"] for f in claim["findings"]} == {"input-mismatch"}
+    assert {f["rank"] for f in claim["findings"]} == {1}
+    assert [rank["executions"] for rank in claim["ranks"]] == [0, 0]
+
+
+@pytest.mark.slow
+def test_rank_local_inputs_are_left_out_where_they_are_declared(
+    on_two_ranks: dict[str, dict[str, Any]],
+) -> None:
+    claim = on_two_ranks["local"]
+    assert (claim["verdict"], claim["compared"]) == ("VERIFIED", ["out"])
+    assert "a rank-local input" in claim["not_compared"]["input layer.w"]
+    claim = on_two_ranks["undeclared"]
+    assert {f["reason"] for f in claim["findings"]} == {"input-mismatch"}
+    said = "if these are rank-local inputs, declare them verify.local: layer.w"
+    assert said in claim["findings"][0]["detail"]
+
+
+@pytest.mark.slow
+def test_bits_hold_on_two_ranks_that_have_half_of_the_threads_each(
+    on_two_ranks: dict[str, dict[str, Any]],
+) -> None:
+    claim = on_two_ranks["threads"]
+    assert (claim["verdict"], claim["compared"]) == ("VERIFIED", ["out"])
+    assert claim["effective"] == [{"num_threads": torch.get_num_threads() + 1}]
+
+
+def test_on_one_rank_its_own_inputs_count(folder: Path) -> None:
+    def built(value: float) -> Case:
+        placement = {"x": verify.replicated, "out": verify.replicated, "w": verify.local}
+        return case(
+            lambda x, w: x * w, setup=lambda: {"w": torch.full((4,), value)}, placement=placement
+        )
+
+    entry = make(built(1.0), folder)
+    assert entry.inputs.count("+") == 1
+    assert str(look(built(1.0), folder).verdict) == "VERIFIED"
+    assert found(look(built(2.0), folder)) == {"input-mismatch"}
 
 
 # --- declarations, and what ships with the package

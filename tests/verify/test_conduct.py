@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,3 +88,30 @@ def test_a_peer_s_failure_stops_this_rank_too() -> None:
     peer = Failure("PeerFailed", "rank 1 failed", "", True)
     assert set_up(Found(case, "c"), 0, 2, None, lambda failure: peer) is peer
     assert traceback.format_exc() == "NoneType: None\n"
+
+
+@pytest.mark.parametrize("kind", ["float64", "exact"])
+def test_a_golden_that_cannot_be_made_is_said_and_ends_nothing(tmp_path: Path, kind: str) -> None:
+    def reference(*_: Any) -> dict[str, Any]:
+        raise ValueError("a broken reference")
+
+    case = Case(
+        name="c",
+        execute=lambda x: x * 2,
+        inputs={"x": verify.normal(6)},
+        reference=reference,
+        golden=kind,
+    )
+    plan = Plan("c", "c", ["repeat", "reference"], 1, {"repeat": 1, "reference": 1})
+    for path in (tmp_path / "kept.pt", tmp_path / "none" / "kept.pt"):
+        records: list[Record] = []
+        stage = set_up(Found(case, "c"), 0, 1, None, lambda failure: failure)
+        assert isinstance(stage, Stage)
+        conduct(Session(stage, plan, records.append, keep_golden=path))
+        assert isinstance(records[-1], Execution)
+        assert records[-1].variant == PROBE
+        repeat, judged = decide(plan, records).claims
+        assert "reference raised ValueError: a broken reference" in judged.findings[0].detail
+        kept = kind == "exact" and path.parent == tmp_path
+        assert path.is_file() == kept
+        assert str(repeat.verdict) == ("VERIFIED" if kept or kind == "float64" else "UNVERIFIED")

@@ -188,3 +188,19 @@ def test_an_explanation_is_said_once_for_a_tensor() -> None:
     assert said["out", "wrong-rounding"]["suggests"] == []
     assert "where" not in said["out", "wrong-rounding"]["lines"]
     assert said["more", "over-budget"]["suggests"] == []
+
+
+def test_a_lost_output_does_not_excuse_one_outside_its_budget() -> None:
+    """One record tells both: what is gone by its expected digest, the other by its error."""
+    gone = {"b": "float32[2]:" + "0" * 64}
+    for wrong, reasons in ((3, ["outputs-differ", "over-budget"]), (0, ["outputs-differ"])):
+        record = execution(
+            claim="golden",
+            variant="float64",
+            compare="exact",
+            expected=gone,
+            measurements={"a": {"numel": 8, "over_budget": wrong, "permissive": 0}},
+        )
+        found, compared = differences(plan(1), "golden", {}, [record])
+        assert [f.reason for f in found] == reasons
+        assert "a" in compared

@@ -428,3 +428,19 @@ def test_an_explanation_that_is_there_stays() -> None:
     assert difference["first"] == {"index": [3]}
     assert difference["lines"][0] == "out[3]"
     assert difference["suggests"][-1] == "a race"
+
+
+def test_a_result_is_told_before_its_gradients_and_what_equals_the_golden_is_named() -> None:
+    names = ("out", "grad.w", "counts")
+    wanted = {name: digest(A) for name in names}
+    got = {**wanted, "out": digest(B), "grad.w": digest(B)}
+    golden = execution("golden", "exact", compare="exact", outputs=got, expected=wanted)
+    plan = Plan("c", "c.py::c", ["golden"], 1, {"golden": 1})
+    (claim,) = decide(plan, [base(), golden]).claims
+    assert [finding.tensor for finding in claim.findings] == ["out", "grad.w"]
+    assert claim.findings[0].difference is not None
+    assert claim.findings[0].difference["lines"] == [
+        "equal in all executions of this claim: counts"
+    ]
+    same = replace(golden, outputs=wanted)
+    assert decide(plan, [base(), same]).claims[0].verdict is Verdict.VERIFIED

@@ -1,10 +1,12 @@
 """Each hint fires on the fault it is for, and keeps silent on its neighbours."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from verify.comparison import compare
-from verify.explanation import suggest
+from verify.explanation import difference, suggest, value_rules
 from verify.inputs import generate
 
 ACCUMULATION = "floating-point accumulation"
@@ -351,3 +353,91 @@ def test_a_few_small_numbers_are_in_another_order_by_chance() -> None:
     assert ORDER not in hints(a, a.flip(0))
     ids = torch.arange(8)
     assert ORDER in hints(ids, ids.flip(0))
+
+
+GARBAGE = 6.9e-310  # a pointer read as float64
+
+
+def test_garbage_has_no_ratio() -> None:
+    """No infinite ratio, nor one whose inverse is; a ratio that is one is named as ever."""
+    a = base(8, 8, dtype=torch.float64)
+    spread = torch.linspace(1, 2, 64, dtype=torch.float64).reshape(8, 8)
+    for garbage in (spread * GARBAGE, spread * 1e-318):
+        for pair in ((garbage, a), (a, garbage), (garbage, spread), (spread, garbage)):
+            assert SCALE not in hints(*pair)
+            assert "is 3x" not in hints(*pair)
+    for ratio in (GARBAGE, 0.0, float("nan"), float("inf")):
+        assert not fired(hints(a, a + 1, ratio=ratio)) & {RATIO, SCALE}
+    assert "the other is 3x" in hints(spread * 1e-290, 3 * (spread * 1e-290))
+
+
+def test_rows_in_another_order_are_looked_for_in_blocks_and_not_in_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a = base(50, 7)
+    order = generate("o", (50,), torch.int64, kind="permutation")
+    twice = a.clone()
+    twice[6], twice[20] = a[7], a[21]
+    whole = hints(a, a[order]), hints(a, twice)
+    monkeypatch.setattr(value_rules, "_BLOCK", 20)
+    assert (hints(a, a[order]), hints(a, twice)) == whole
+    sizes: list[int] = []
+    keys = value_rules._row_keys
+
+    def counted(rows: Any, chosen: Any) -> Any:
+        sizes.append(len(chosen))
+        return keys(rows, chosen)
+
+    monkeypatch.setattr(value_rules, "_row_keys", counted)
+    assert ORDER in hints(a, a.roll(3, 0))
+    assert sizes == [50, 50], "the rows that differ, of both sides"
+    sizes.clear()
+    for limit in ({"_MANY_ROWS": 49}, {"_MANY_ELEMENTS": 349}):
+        with monkeypatch.context() as patched:
+            for name, value in limit.items():
+                patched.setattr(value_rules, name, value)
+            assert not fired(hints(a, a[order])) & {ORDER, BIJECTION}
+            assert BIJECTION not in hints(a, twice)
+    assert sizes == [], "nor is anything widened for them"
+
+
+@pytest.mark.parametrize("block", [7, 64, 10_000])
+def test_the_sample_is_spread_evenly_over_what_differs(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(difference, "_BLOCK", block)
+    monkeypatch.setattr(difference, "_SAMPLE", 10)
+    mask = torch.arange(1000) % 7 < 3
+    indices = mask.nonzero().flatten()
+    assert torch.equal(difference._sample(mask, len(indices)), indices[:: len(indices) // 10])
+    assert torch.equal(difference._sample(mask, 9), indices)
+    assert len(difference._sample(torch.zeros(0, dtype=torch.bool), 0)) == 0
+
+
+def test_another_formula_is_no_order_of_additions():
+    x = torch.rand(64, 32, generator=torch.Generator().manual_seed(3)) + 0.5
+    total = x.sum(1, keepdim=True)
+    said = said_of(x / total, x / (total + 2e-5))
+    assert any("nearly the same share everywhere" in text for text in said), said
+    assert not any("accumulation" in text for text in said)
+    order = said_of(x.sum(1), x.flip(1).double().cumsum(1)[:, -1].float())
+    assert not any("nearly the same share" in text for text in order), order
+
+
+def test_one_nan_explains_itself_and_nothing_else():
+    generator = torch.Generator().manual_seed(4)
+    x = torch.rand(64, 32, generator=generator) + 1.0
+    shifted = (x.view(torch.int32) + torch.randint(-2, 3, x.shape, generator=generator)).int()
+    y = shifted.view(torch.float32).clone()
+    y[5, 7] = float("nan")
+    said = said_of(x, y)
+    assert any("few ulp" in text for text in said), said
+    assert said[-1].startswith("1 NaN where the base has a number")
+    y[:] = float("nan")
+    (only, *more) = said_of(x, y)
+    assert "2048 NaN" in only
+    assert not any("few ulp" in text for text in more)
+
+
+def said_of(a, b):
+    return suggest(compare(a, b, "out"), a, b)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.captures import same_bits
-from verify.explanation import hypotheses
+from verify.explanation.changed_inputs import Hypothesis, hypotheses
 from verify.explanation.hypotheses import common_rows, fitting, repeated, too_coarse
 from verify.inputs import generate
 
@@ -124,35 +125,99 @@ def test_silent_when_nothing_fits_and_when_nothing_is_wrong() -> None:
 
 def test_changes_that_change_no_bit_are_not_tried() -> None:
     same = {"a": torch.ones(4, 4), "b": torch.ones(4, 4), "mask": torch.zeros(3, dtype=torch.bool)}
-    tried = list(hypotheses.hypotheses(same))
-    assert [one.text for one in tried] == [
-        "mask ignored, all True",
-        "mask inverted",
-        "the last column of a left out",
-        "the first column of a left out",
-        "the last column of b left out",
-        "the first column of b left out",
+    texts = [one.text for one in hypotheses(same)]
+    assert "mask ignored, all False" in texts
+    assert "a and b exchanged" in texts
+    tried = []
+
+    def fits(other: Inputs) -> dict[str, str]:
+        tried.append(other)
+        return {f"change {len(tried)}": "well"}
+
+    found = fitting(same, fits)
+    assert [said[0] for said in found.values()] == [
+        "mask ignored, all True (well)",
+        "mask inverted (well)",
+        "the last column of a left out (well)",
+        "the first column of a left out (well)",
+        "the last column of b left out (well)",
+        "the first column of b left out (well)",
     ]
-    for one in tried:
-        assert any(not same_bits(one.inputs[name], same[name]) for name in same)
+    for other in tried:
+        assert any(not same_bits(other[name], same[name]) for name in same)
 
 
-def test_number_and_time_are_bounded_and_inputs_are_not_written_to() -> None:
+def test_number_and_time_are_bounded() -> None:
     given, calls = inputs(), 0
-    before = {name: value.clone() for name, value in given.items()}
 
-    def spoils(other: Inputs) -> dict[str, str]:
+    def raises(other: Inputs) -> dict[str, str]:
         nonlocal calls
         calls += 1
-        for value in other.values():
-            value.zero_()
         raise ValueError("such inputs make no sense")
 
-    assert fitting(given, spoils, limit=7) == {}
+    assert fitting(given, raises, limit=7) == {}
     assert calls == 7
-    assert fitting(given, spoils, seconds=0.0) == {}
+    assert fitting(given, raises, seconds=0.0) == {}
     assert calls == 7
-    assert all(same_bits(given[name], before[name]) for name in given)
+
+
+@pytest.mark.parametrize(("tried", "count"), [(True, 2), (False, 3)])
+def test_the_time_that_making_a_change_takes_counts(
+    tried: bool, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two seconds each here, and no time for the call; whether a bit is changed or not."""
+    clock, made = [0.0], []
+
+    def slow() -> Inputs:
+        clock[0] += 2.0
+        made.append(clock[0])
+        return {"x": torch.ones(3) if tried else torch.zeros(3)}
+
+    def endless(tensors: Inputs) -> Iterator[Hypothesis]:
+        return repeat(Hypothesis("slow", slow), 100)
+
+    monkeypatch.setattr("verify.explanation.hypotheses.hypotheses", endless)
+    monkeypatch.setattr("verify.explanation.hypotheses.time.monotonic", lambda: clock[0])
+    assert fitting({"x": torch.zeros(3)}, lambda other: {}, seconds=5.0) == {}
+    assert len(made) == count, "one more would not end in time"
+
+
+def test_nothing_is_made_before_its_turn_nor_sorted_without_a_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("not asked for")
+
+    given = inputs()
+    with monkeypatch.context() as patched:
+        for name in ("clone", "index_select", "any", "unique", "reshape", "contiguous"):
+            patched.setattr(Tensor, name, never)
+        texts = [one.text for one in hypotheses(given)]
+    assert len(texts) > 40
+    sorts = 0
+    unique = Tensor.unique
+
+    def counted(value: Tensor) -> Any:
+        nonlocal sorts
+        sorts += 1
+        return unique(value)
+
+    monkeypatch.setattr(Tensor, "unique", counted)
+    assert fitting({"a": inputs()["a"]}, lambda other: {}, limit=200) == {}
+    assert sorts == 0
+    assert explained(CHANGES["a rounded to bfloat16: 60 distinct values become"])
+    assert sorts == 2
+
+
+def test_inputs_are_not_copied_to_be_tried() -> None:
+    given, seen = inputs(), []
+
+    def fits(other: Inputs) -> dict[str, str]:
+        seen.append({name for name in other if other[name].data_ptr() == given[name].data_ptr()})
+        return {}
+
+    fitting(given, fits)
+    assert all(len(kept) >= len(given) - 2 for kept in seen)
 
 
 def test_no_more_than_three_for_an_output() -> None:
@@ -162,7 +227,9 @@ def test_no_more_than_three_for_an_output() -> None:
 
 def test_an_expanded_input_has_no_storage_order() -> None:
     given: dict[str, Any] = {"x": torch.arange(3.0).expand(4, 3)}
-    assert not any("storage" in one.text for one in hypotheses.hypotheses(given))
+    found = fitting(given, lambda other: {str(id(other)): "well"})
+    assert found
+    assert not any("storage" in said[0] for said in found.values())
 
 
 def rows(*indices: int, count: int = 40, columns: int = 3) -> Tensor:
@@ -229,3 +296,21 @@ def test_values_that_their_dtype_cannot_tell_apart() -> None:
         "empty": torch.zeros(0),
     }
     assert too_coarse(fine) == []
+
+
+def test_large_inputs_are_not_sorted_to_count_their_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("sorted")
+
+    monkeypatch.setattr(Tensor, "unique", never)
+    monkeypatch.setattr(Tensor, "double", never)
+    negative = -torch.linspace(6.817, 7.063, 238).half()
+    assert too_coarse({"wide": generate("w", (40, 40))}) == []
+    distinct = len({float(value) for value in negative})
+    text = too_coarse({"bias": negative})
+    assert [f"bias holds {distinct} distinct values in 238 elements" in one for one in text] in (
+        [True],
+        [],
+    )
+    coarse = -torch.linspace(6.817, 7.063, 238).bfloat16()
+    assert "bias holds 9 distinct values" in too_coarse({"bias": coarse})[0]

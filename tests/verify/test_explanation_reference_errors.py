@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from verify.budgets import Reference, judge, reduction, round_to
+from verify.explanation import reference_errors
 from verify.explanation.reference_errors import explain_errors, places, ranges
 from verify.inputs import generate
 
@@ -199,11 +202,69 @@ def test_places() -> None:
     assert places(torch.zeros(3, dtype=torch.bool)) == []
 
 
+def mask_of(indices: list[int], size: int = 50) -> Tensor:
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[indices] = True
+    return mask
+
+
 def test_ranges() -> None:
-    assert ranges([0, 1, 2, 3]) == "0..3"
-    assert ranges([1, 3, 7, 8, 9]) == "1, 3, 7..9"
-    assert ranges(list(range(0, 40, 2))) == "0, 2, 4, 6, 8, 10 and 14 more"
-    assert ranges([]) == ""
+    assert ranges(mask_of([0, 1, 2, 3])) == "0..3"
+    assert ranges(mask_of([1, 3, 7, 8, 9])) == "1, 3, 7..9"
+    assert ranges(mask_of(list(range(0, 40, 2)))) == "0, 2, 4, 6, 8, 10 and 14 more"
+    assert ranges(mask_of([])) == ""
+    assert ranges(mask_of([4, 48, 49])) == "4, 48..49"
+    assert ranges(mask_of([], 0)) == ""
+    assert ranges(mask_of([0], 1)) == "0"
+
+
+@given(st.lists(st.booleans(), max_size=40), st.integers(1, 9))
+def test_ranges_in_blocks_are_those_of_all_indices(bits: list[bool], block: int) -> None:
+    runs: list[list[int]] = []
+    for index, bit in enumerate(bits):
+        if bit and runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        elif bit:
+            runs.append([index])
+    shown = [f"{r[0]}..{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs[:6]]
+    more = f" and {len(runs) - 6} more" if len(runs) > 6 else ""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(reference_errors, "_BLOCK", block)
+        assert ranges(torch.tensor(bits, dtype=torch.bool)) == ", ".join(shown) + more
+
+
+def test_only_indices_that_are_shown_become_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vector of a billion wrong elements is no list of a billion numbers."""
+    listed, tolist = [], Tensor.tolist
+
+    def counted(value: Tensor) -> Any:
+        listed.append(value.numel())
+        return tolist(value)
+
+    monkeypatch.setattr(Tensor, "tolist", counted)
+    wrong = torch.arange(50_000) % 3 != 0
+    said = places(wrong)
+    assert said == [
+        "wrong in elements 1..2, 4..5, 7..8, 10..11, 13..14, 16..17 and 16661 more (33333 of 50000)"
+    ]
+    assert 0 < sum(listed) < 50
+
+
+def test_one_element_outside_is_no_softmax_that_was_left_out() -> None:
+    wrong, reference = softmax_along(1)
+    wrong[3, 4] = -0.5
+    text = hints(wrong, reference)
+    assert "[0, 1]" not in text
+    many = wrong.clone()
+    many[3] = generate("scores", (12, 12))[3] * 5 - 1
+    assert "[0, 1]" in hints(many, reference), "a row of which most is outside"
+    single = Reference(
+        *(
+            part[:, :1]
+            for part in (reference.exact, reference.budget, reference.unrounded, reference.margin)
+        )
+    )
+    assert "[0, 1]" not in hints(wrong[:, :1] - 1.0 * (torch.arange(12)[:, None] == 3), single)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float16, torch.float8_e4m3fn])

@@ -12,13 +12,13 @@ import pytest
 from verify import results
 from verify.gates.findings import findings
 from verify.reasons import GATE_REASONS
-from verify.rendering import gates, render
+from verify.rendering import goldens, render
 from verify.rendering.markdown import LIMIT
 from verify.verdicts import CaseVerdict
 
 NASTY = "a::b|`<script>&\n::error::x\x1b[2J\ud800##[group]"
 ROW = {"case": "moe/exact-a", "kind": "exact", "tensor": "out", "old": "f[2]:" + "a" * 64}
-ROW |= {"new": "f[2]:" + "b" * 64, "max_ulp": 3, "reason": "rounds later"}
+ROW |= {"new": "f[2]:" + "b" * 64, "max_ulp": 3, "differing": 1234, "reason": "rounds later"}
 
 
 def gate_of(**more: Any) -> dict[str, Any]:
@@ -88,7 +88,9 @@ def test_a_gate_that_fails_says_why_and_what_to_do(document):
     shown = render(made, "text")
     assert "  covered by no case: mok/new.py\n" in shown
     assert "  left out when the budget was spent, not affected: 1 case: far\n" in shown
-    assert re.search(r"moe/exact-a +exact +out +f\[2\]:a{16} +f\[2\]:b{16} +3 +rounds later", shown)
+    assert re.search(
+        r"moe/exact-a +exact +out +f\[2\]:a{16} +f\[2\]:b{16} +3 +1,234 +rounds later", shown
+    )
     card = shown[shown.index("verdict=UNVERIFIED gate ci/gate.toml: not-covered: a source") :]
     assert card.splitlines()[1:3] == [
         "  | covered by no case: mok/new.py",
@@ -103,6 +105,24 @@ def test_what_was_not_asked_is_said(document):
     assert "coverage:" not in shown
     shown = render(document(kernels=[]), "text")
     assert "coverage: not checked, the gate names no [sources] kernels" in shown
+
+
+def test_changes_above_the_folder_are_counted(document):
+    changed = ["../csrc/new.cu", "..a", "../x", "mok/tiles.py"]
+    shown = render(document(changed=changed), "text")
+    line = "covered by a case or exempt; 2 changed files above this folder are not asked for\n"
+    assert line in shown
+    shown = render(document(changed=changed[:2], uncovered=["..a"]), "text")
+    assert "  coverage: 1 changed file above this folder is not asked for\n" in shown
+    assert "above this folder" not in render(document(changed=changed[1:2]), "text")
+    assert "above this folder" not in render(document(changed=changed, kernels=[]), "text")
+
+
+def test_goldens_that_the_gate_does_not_check_are_counted(document):
+    shown = render(document(goldens_not_checked=3), "text")
+    assert "  goldens that no case of this gate checks: 3\n" in shown
+    assert "no case of this gate checks" not in render(document(goldens_not_checked=0), "text")
+    assert "no case of this gate checks" not in render(document(), "text")
 
 
 def test_failed_controls_are_named_once(document):
@@ -121,7 +141,7 @@ def test_markdown_has_the_findings_first_and_the_goldens_as_a_table(document):
     places = [page.index(part) for part in order]
     assert places == sorted(places)
     (row,) = [line for line in page.splitlines() if "rounds later" in line]
-    assert row.count("|") == len(gates.GOLDEN_COLUMNS) + 1
+    assert row.count("|") == len(goldens.COLUMNS) + 1
     assert "| case | kind |" not in render(document(), "markdown")
 
 
@@ -142,6 +162,7 @@ def test_junit_has_one_error_per_finding_or_a_pass(document):
 
 def test_hostile_names_do_nothing(document):
     row = {**ROW, "case": NASTY, "tensor": NASTY, "reason": NASTY, "old": NASTY, "max_ulp": NASTY}
+    row["kind"] = NASTY
     made = document(
         config=NASTY, since=NASTY, base=NASTY, changed=[NASTY], affected=[NASTY], left_out=[NASTY],
         uncovered=[NASTY], golden_changes=[row], findings=findings(uncovered=[NASTY]),
@@ -151,7 +172,10 @@ def test_hostile_names_do_nothing(document):
     assert not any(line.lstrip().startswith("::") for line in shown.splitlines())
     assert "##[" not in shown
     page = render(made, "markdown")
-    assert "`" not in re.sub(r"<pre>\n.*?</pre>", "", page, flags=re.DOTALL)
+    outside = re.sub(r"<pre>\n.*?</pre>", "", page, flags=re.DOTALL)
+    harmless = {"`f[2]:bbbbbbbbbbbbbbbb`", "`1,234`"}  # of ROW; all else is NASTY
+    assert set(re.findall("`[^`]*`", outside)) == harmless
+    assert outside.count("`") == 4
     assert set(re.findall(r"</?(\w+)>", page)) <= {"code", "pre", "sub"}
     ElementTree.fromstring(render(made, "junit").encode())
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from click.testing import CliRunner
+from golden_runs import entry, put
 
 from verify import controls, goldens, results
 from verify.cli import main
@@ -21,7 +24,10 @@ from verify.conduct import conduct, set_up
 from verify.errors import InputFileError, UnsupportedError, VerifyError
 from verify.evidence import Record
 from verify.gates import running
+from verify.plans import RunOptions
 from verify.reasons import GATE_REASONS
+from verify.rendering import render
+from verify.running import shown
 from verify.sessions import Session
 from verify.staging import Stage
 
@@ -46,6 +52,7 @@ def bad(x):
     return x * torch.rand(())
 """
 )
+CONTROLS = '[controls]\nonly = "reason/input-mutated"\n'
 CONFIG = """
 cases = ["gate_cases.py"]
 [controls]
@@ -79,9 +86,9 @@ class Repository:
         self.git("commit", "-q", "--allow-empty", "-m", "x")
         return self.git("rev-parse", "HEAD")
 
-    def gate(self, since: str | None = None, report: Path | None = None) -> dict[str, Any]:
+    def gate(self, since: str | None = None, *written: Path) -> dict[str, Any]:
         """The document of the gate, valid by the schema."""
-        document = running.run(Path("gate.toml"), since, report)
+        document = running.run(Path("gate.toml"), since, written)
         jsonschema.Draft202012Validator(results.schema()).validate(document)
         assert document["exit_code"] == results.exit_code(document)
         return document
@@ -142,6 +149,7 @@ def test_a_gate_without_since(repository: Repository) -> None:
         "base": None,
         "kernels": ["*.py"],
         "changed": [],
+        "goldens_not_checked": 0,
         "affected": [],
         "uncovered": [],
         "left_out": [],
@@ -201,9 +209,9 @@ def test_a_commit_that_only_renames_passes(repository: Repository) -> None:
 
 def test_a_clean_tree_if_it_is_wanted(repository: Repository) -> None:
     repository.put(gate__toml="require_clean = true\n" + CONFIG).commit()
-    report = repository.root / "report"
-    results.write_text(report / "result.json", "earlier")
-    assert findings_of(repository.gate(report=report)) == []
+    report = repository.root / "report" / "result.json"
+    results.write_text(report, "earlier")
+    assert findings_of(repository.gate(None, report)) == []
     document = repository.gate()
     assert findings_of(document) == [("dirty-source", "UNVERIFIED")]
     assert "report/result.json" in document["gate"]["findings"][0]["detail"]
@@ -327,6 +335,182 @@ def test_the_verb_writes_reports_and_ends_with_the_code(repository: Repository) 
     assert (wrong.exit_code, wrong.stdout) == (2, "")
     assert "verify: ci/gate.toml: no such file" in wrong.stderr
     assert list(Path("out").iterdir()) == [], "the verdict of an earlier run is gone"
+
+
+@pytest.mark.parametrize("report", [".", "kernels", "../repo"])
+def test_a_report_beside_the_sources_hides_none_of_them(
+    repository: Repository, report: str
+) -> None:
+    """Once, every change below the folder of the report was left out, with `.` all of them."""
+    (repository.root / "kernels").mkdir()
+    wanted = CONFIG.replace('kernels = ["*.py"]', 'kernels = ["kernels/*.py"]')
+    repository.put(gate__toml="require_clean = true\n" + wanted)
+    Path("kernels/new.py").write_text("1")
+    repository.commit()
+    words = ["gate", "--config", "gate.toml", "--since", "HEAD", "--report", report]
+    for _ in range(2):  # the second time the reports of the first are there
+        passed = CliRunner().invoke(main, words)
+        assert passed.exit_code == 0, passed.stdout
+    Path("kernels/new.py").write_text("2")
+    assert CliRunner().invoke(main, words).exit_code == 3
+    gate = results.read(Path(report))["gate"]
+    assert (gate["changed"], gate["uncovered"]) == (["kernels/new.py"], ["kernels/new.py"])
+    assert [one["reason"] for one in gate["findings"]] == ["not-covered", "dirty-source"]
+    assert gate["findings"][1]["detail"] == "not committed: kernels/new.py"
+
+
+SWITCH = """
+import torch, verify
+
+@verify.case(inputs={"x": verify.normal(8, 4)}, claims=("repeat",), golden="exact")
+def switched(x):
+    return x * 2
+
+@verify.case(inputs={"x": verify.normal(8, 4)}, claims=("repeat",), golden="exact")
+def kept(x):
+    return x * 3
+"""
+
+
+def stored(repository: Repository, *entries: tuple[str, str], kind: str = "exact") -> None:
+    """Goldens of the names and targets, in the folder of the repository; values do not matter."""
+    made = [
+        entry(name, {"out": torch.ones(2)}, kind, target=target, inputs="i")
+        for name, target in entries
+    ]
+    put(repository.root / "golden", *made)
+
+
+def unclaimed(document: Mapping[str, Any]) -> tuple[list[str], int]:
+    rows = [row for row in document["gate"]["findings"] if row["reason"] == "golden-unclaimed"]
+    details = [row["detail"].removeprefix("declared by no case, so not compared: ") for row in rows]
+    return details, document["gate"]["goldens_not_checked"]
+
+
+def test_a_golden_that_is_switched_off_is_a_finding(repository: Repository) -> None:
+    """Once, the same commit could take the golden out and change what it held."""
+    targets = [("switched", "switch_a.py::switched"), ("kept", "switch_a.py::kept")]
+    repository.put(switch_a__py=SWITCH, gate__toml='cases = ["switch_a.py"]\n' + CONTROLS)
+    stored(repository, *targets)
+    assert unclaimed(repository.gate()) == ([], 0)
+    without = SWITCH.replace(', golden="exact")', ")", 1).replace("x * 2", "x * 3")
+    repository.put(switch_b__py=without, gate__toml='cases = ["switch_b.py"]\n' + CONTROLS)
+    stored(repository, *((name, f"switch_b.py::{name}") for name, _ in targets))
+    document = repository.gate()
+    assert unclaimed(document) == (["switched (exact)"], 0)
+    assert document["exit_code"] == 3
+    renamed = SWITCH.replace("def switched", "def other_name")
+    repository.put(switch_c__py=renamed, gate__toml='cases = ["switch_c.py"]\n' + CONTROLS)
+    stored(repository, *((name, f"switch_c.py::{name}") for name, _ in targets))
+    assert unclaimed(repository.gate()) == (["switched (exact)"], 0)
+
+
+def test_a_golden_of_what_is_gone_is_a_finding_and_of_another_gate_is_counted(
+    repository: Repository,
+) -> None:
+    repository.put(not_run__py="raise SystemExit('the gate imports only what it runs')")
+    stored(repository, ("a", "not_run.py::a"), ("b", "json.decoder:b"), ("moe", "moe"))
+    document = repository.gate()
+    # the built-in case is there, and declares no exact golden
+    assert unclaimed(document) == (["moe (exact)"], 2)
+    assert "goldens that no case of this gate checks: 2\n" in render(document, "text")
+    stored(repository, ("a", "gone.py::a"), ("b", "json.gone:b"), ("c", "no_module.x:c"))
+    assert unclaimed(repository.gate()) == (["a (exact), b (exact), c (exact)"], 0)
+
+
+def test_a_gate_of_a_part_of_a_file_only_counts_the_other_goldens(repository: Repository) -> None:
+    repository.put(switch_d__py=SWITCH, gate__toml='cases = ["switch_d.py::kept"]\n' + CONTROLS)
+    stored(repository, ("switched", "switch_d.py::switched"), ("kept", "switch_d.py::kept"))
+    assert unclaimed(repository.gate()) == ([], 1)
+
+
+def test_goldens_are_compared_whatever_the_claims_of_the_gate(repository: Repository) -> None:
+    text = 'cases = ["switch_e.py", "gate_cases.py"]\nclaims = ["repeat"]\n' + CONTROLS
+    repository.put(switch_e__py=SWITCH, gate__toml=text)
+    document = repository.gate()
+    claims = {case["case"]: [c["claim"] for c in case["claims"]] for case in document["cases"]}
+    assert claims == {
+        "switched": ["repeat", "golden"],
+        "kept": ["repeat", "golden"],
+        "good": ["repeat"],
+        "other": ["repeat"],
+    }
+    assert document["exit_code"] == 3, "no golden is stored"
+
+
+def test_a_module_that_the_cases_import_affects_every_case(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, a budget left the broken case out as not affected."""
+    (repository.root / "lib").mkdir()
+    (repository.root / "checks").mkdir()
+    monkeypatch.syspath_prepend(str(repository.root / "lib"))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    repository.put(
+        gate__toml=CONFIG.replace('gate_cases.py"', 'checks/cases.py"')
+        .replace('"*.py"', '"checks/*.py"').replace('"other_*.py"', '"checks/exempt_*.py"')
+        + "[budget]\nexecutions = 1\n",
+    )  # fmt: skip
+    Path("lib/helper_of_gate.py").write_text("F = 2")
+    Path("lib/idle_of_gate.py").write_text("F = 2")
+    Path("checks/kernel_a.py").write_text("")
+    Path("checks/exempt_a.py").write_text("")
+    Path("checks/cases.py").write_text(GOOD + "import helper_of_gate\n")
+    base = repository.commit()
+    Path("lib/idle_of_gate.py").write_text("F = 3")
+    Path("checks/exempt_a.py").write_text("1")
+    Path("checks/kernel_a.py").write_text("1")
+    document = repository.gate(base)
+    assert (document["gate"]["affected"], document["gate"]["left_out"]) == (["good"], ["other"])
+    Path("lib/helper_of_gate.py").write_text("F = 3")
+    document = repository.gate(base)
+    assert document["gate"]["affected"] == ["good", "other"]
+    assert findings_of(document) == [("budget-spent", "UNVERIFIED")]
+    repository.commit()
+    assert repository.gate("HEAD")["gate"]["affected"] == []
+    Path("checks/late.py").write_text("1")  # may be imported by a worker, when the case runs
+    assert repository.gate("HEAD")["gate"]["affected"] == ["good", "other"]
+
+
+def test_a_pattern_through_a_link_is_refused(repository: Repository) -> None:
+    """Git names the file by its real folder, so the pattern matched no change."""
+    (repository.root / "src" / "csrc").mkdir(parents=True)
+    Path("src/csrc/new.cu").write_text("1")
+    Path("csrc").symlink_to("src/csrc")
+
+    def refused(patterns: str, exempt: str = "") -> str:
+        text = f'cases = ["gate_cases.py"]\n{CONTROLS}[sources]\nkernels = [{patterns}]\n{exempt}'
+        repository.put(gate__toml=text)
+        try:
+            repository.gate()
+        except InputFileError as error:
+            return str(error)
+        return ""
+
+    assert "reaches csrc/new.cu through a link; git names changes of it as src/csrc" in refused(
+        '"csrc/*.cu"'
+    )
+    assert "write the real path" in refused('"csrc/**"')
+    assert repository.calls == []
+    assert refused('"src/csrc/*.cu"') == ""
+    assert refused('"**/*.cu"') == "", "both names match"
+    assert refused('"csrc/*.cu", "src/**"') == ""
+    Path("src/deep").symlink_to("../kernels")
+    (repository.root / "kernels").mkdir()
+    assert "reaches src/deep through a link" in refused('"src/**/*.cu"')
+    assert refused('"src/**/*.cu"', 'exempt = ["src/deep/**"]') != "", "it exempts no file"
+    assert refused('"src/csrc/*.cu"') == "", "the pattern does not reach the link"
+
+
+def test_options_stand_in_the_document_as_those_of_a_run(repository: Repository) -> None:
+    options = repository.gate()["options"]
+    assert options == json.loads(json.dumps(options)), "paths are text"
+    assert options["golden"] == "golden"
+    assert "keep_goldens" not in options
+    given = RunOptions(keep=Path("kept"), golden=Path("golden"))
+    assert options == {**shown(given), "keep": None}
+    assert shown(given)["keep"] == "kept"
+    assert shown(RunOptions())["golden"] is None
 
 
 def test_every_reason_of_a_gate_is_in_the_schema_and_unverified() -> None:

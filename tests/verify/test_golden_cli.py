@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -111,8 +112,9 @@ def test_from_the_first_golden_to_the_last(project: Project) -> None:
     assert shown.count("missing") == 3
     table = project.call("golden", "update", "cases.py", "--reason", "first")
     assert project.code == 0, project.error
-    assert table.count("| -") == 3
-    assert "<code>doubled</code>" in table
+    assert table.count("| - | - | - |") == 0
+    assert table.count("| - |") == 3 + 3, "no old digest; no distance and no count"
+    assert "| `doubled` |" in table
     first = project.state()
     shown = project.call("golden", "status", "cases.py")
     assert project.code == 0
@@ -206,3 +208,25 @@ def test_another_folder(project: Project) -> None:
     project.call("golden", "status", "--golden", "deep/er")
     assert project.code == 0
     assert project.call("golden", "prune", "--golden", "deep/er") == "0 removed\n"
+
+
+def test_a_terminal_gets_a_plain_table_and_a_pipe_markdown(
+    project: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def update(*words: str) -> str:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main.main(["golden", "update", "cases.py::doubled", *words])
+        return capsys.readouterr().out
+
+    for terminal, first, later in ((True, "case ", ()), (False, "| case |", ("--format", "text"))):
+        shutil.rmtree(project.folder / "golden", ignore_errors=True)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda terminal=terminal: terminal)
+        shown = update()
+        assert shown.startswith(first)
+        assert ("`" in shown) is not terminal
+        assert update(*later) == "No golden changed.\n"
+    shutil.rmtree(project.folder / "golden")
+    assert update("--format", "text").startswith("case "), "asked for, it is the same anywhere"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    shutil.rmtree(project.folder / "golden")
+    assert update("--format", "markdown").startswith("| case |")

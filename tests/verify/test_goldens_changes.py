@@ -1,9 +1,10 @@
-"""What changed between two states of the goldens: the rows, the table, and git revisions."""
+"""What changed between two states of the goldens: the rows, and git revisions."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from verify import git as asked_git
 from verify import goldens
 from verify.budgets import Reference
 from verify.errors import InputFileError
 from verify.goldens import changes, packing, store
+from verify.rendering.goldens import page
 
 Made = tuple[store.Entry, dict[str, Tensor]]
 
@@ -163,31 +166,22 @@ def test_other_names_shapes_and_what_is_no_number_are_other_references() -> None
 # --- the table
 
 
-def test_the_table_for_a_pull_request() -> None:
+def test_the_rows_make_the_table_for_a_pull_request() -> None:
     changed = [
         *rows(bits(1.0, 2.0), bits(1.0, 2.0 + 2**-12, reason="one|two\n<b>@all</b>")),
         *rows(None, bits(1.0, name="a|b`")),
         *rows(bits(1.0), entry("c", {"out": torch.ones(3)})),
         *rows(float64([1.0]), float64([1.5], 2e-6)),
     ]
-    text = changes.markdown(changed)
-    lines = text.splitlines()
+    lines = page(changed).splitlines()
     assert len(lines) == 2 + 4, "one line per row whatever is in it"
-    columns = ["case", "kind", "tensor", "old", "new", "largest ULP", "elements", "reason"]
-    assert [cell.strip() for cell in lines[0].strip("|").split("|")] == columns
+    assert len({line.count("|") for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    assert {len(row) for row in cells} == {len(columns)}
-    assert cells[0][5:7] == ["1,024", "1"]
-    assert "<b>" not in text
-    assert "@all" not in text
+    assert cells[0][5:7] == ["`1,024`", "`1`"]
     assert cells[1][3] == "-"
-    assert [cell.split(" ")[0] for cell in cells[2][3:5]] == ["`float32[1]", "`float32[3]"]
+    assert [cell.split(":")[0] for cell in cells[2][3:5]] == ["`float32[1]", "`float32[3]"]
     assert cells[3][3].startswith("`exact ")
-    assert cells[3][5:7] == ["4,194,304.0", "1"]
-
-
-def test_a_table_of_nothing_is_a_sentence() -> None:
-    assert changes.markdown([]) == "No golden changed.\n"
+    assert cells[3][5:7] == ["`4,194,304.0`", "`1`"]
 
 
 # --- since a revision
@@ -283,7 +277,9 @@ def test_old_content_that_cannot_be_had_leaves_the_digests(
     assert (row["max_ulp"], row["differing"]) == (None, None)
 
 
-@pytest.mark.parametrize("revision", ["no-such-branch", "0" * 40, "", "--output=leak", "-h"])
+@pytest.mark.parametrize(
+    "revision", ["no-such-branch", "0" * 40, "", "--output=leak", "-h", "a\0b"]
+)
 def test_a_revision_that_is_none(repository: Path, revision: str) -> None:
     put(repository / "golden", named("a", 1.0))
     commit(repository)
@@ -297,14 +293,14 @@ def test_words_of_git_in_another_language(
 ) -> None:
     """What git says is read, so it has to say it in English."""
     asked: list[str | None] = []
-    run = changes.subprocess.run
+    run = asked_git.subprocess.run
 
     def seen(*words: Any, **given: Any) -> Any:
         asked.append(given.get("env", os.environ).get("LC_ALL"))
         return run(*words, **given)
 
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    monkeypatch.setattr(changes.subprocess, "run", seen)
+    monkeypatch.setattr(asked_git.subprocess, "run", seen)
     commit(repository)
     assert changes.since(repository / "golden", "HEAD") == []
     assert set(asked) == {"de_DE.UTF-8", "C"}, "the test's own, and those of `since`"
@@ -312,8 +308,23 @@ def test_words_of_git_in_another_language(
 
 def test_outside_of_a_checkout(tmp_path: Path) -> None:
     put(tmp_path / "golden", named("a", 1.0))
-    with pytest.raises(InputFileError, match="git does not know 'HEAD' here"):
-        changes.since(tmp_path / "golden", "HEAD")
+    for folder in (tmp_path / "golden", tmp_path / "not" / "yet"):
+        with pytest.raises(InputFileError, match="lies outside of the repository"):
+            changes.since(folder, "HEAD")
+
+
+def test_a_folder_that_is_not_there_yet_is_no_change(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(repository)
+    folder = repository / "not" / "yet" / "there"
+    assert changes.since(folder, "HEAD") == []
+    monkeypatch.chdir(repository)
+    assert changes.since(Path("not/yet/there"), "HEAD") == []
+    put(folder, named("a", 1.0))
+    commit(repository)
+    shutil.rmtree(repository / "not")
+    assert [row["reason"] for row in changes.since(folder, "HEAD")] == ["removed"]
 
 
 def test_an_index_that_cannot_be_read_on_either_side(repository: Path) -> None:
@@ -326,5 +337,9 @@ def test_an_index_that_cannot_be_read_on_either_side(repository: Path) -> None:
         with pytest.raises(InputFileError, match=store.INDEX):
             changes.since(folder, "HEAD")
         (folder / store.INDEX).write_bytes(good)
-        with pytest.raises(InputFileError, match=f"HEAD:.*{store.INDEX}"):
-            changes.since(folder, "HEAD")
+        (row,) = changes.since(folder, "HEAD")  # the change that repairs it must get through
+        assert (row["case"], row["old"], row["new"]) == ("(index)", None, None)
+        assert row["reason"] == "the index of HEAD cannot be read"
+        assert "the index of HEAD cannot be read" in page([row])
+        commit(repository)
+        assert changes.since(folder, "HEAD") == []

@@ -99,3 +99,22 @@ def test_this_machine_has_a_key_and_a_provenance_of_plain_text() -> None:
     assert all(type(name) is str and type(text) is str and text for name, text in key.items())
     assert {type(value) for value in made.values()} <= {str, int, bool, type(None)}
     assert made["num_threads"] == record["num_threads"]
+
+
+def test_where_the_system_names_no_vendor_the_model_stands_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    apple, other = changed(cpu_model="Apple M1"), changed(cpu_model="Apple M4")
+    assert keys.key_of(apple) == keys.key_of(other), "of one vendor"
+    monkeypatch.setattr(keys, "cpu_vendor", lambda: "")
+    said = keys.differing(keys.key_of(other), keys.key_of(apple))
+    assert said == ["cpu Apple M1 -> Apple M4"]
+    assert keys.key_of(apple) == keys.key_of(changed(cpu_model="Apple M1"))
+
+
+def test_a_system_without_proc_names_no_vendor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> str:
+        raise FileNotFoundError("/proc/cpuinfo")
+
+    monkeypatch.setattr(keys.Path, "read_text", refuse)
+    assert keys.cpu_vendor() == ""

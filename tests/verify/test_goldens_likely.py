@@ -73,6 +73,20 @@ def test_values_that_are_not_finite(value: float) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.bfloat16, torch.complex64])
+def test_values_that_are_not_finite_are_counted_in_every_dtype(dtype: torch.dtype) -> None:
+    broken, fine = torch.tensor([1.0, torch.inf, torch.nan]).to(dtype), torch.ones(3).to(dtype)
+    said = told(broken, fine, None, stable=True)
+    assert "the golden itself holds 2 NaN or infinity, this run 0" in said
+    assert not any("NaN" in line for line in told(fine, fine, None, stable=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint16, torch.uint64])
+def test_integers_are_finite(dtype: torch.dtype) -> None:
+    ones = torch.ones(3).to(dtype)
+    assert len(told(torch.zeros(3).to(dtype), ones, None, stable=True)) == 1
+
+
 def test_a_run_that_differs_from_itself_says_nothing_about_the_golden() -> None:
     said = told(off(1), off(40), EXACT, stable=False)
     assert said[0].startswith("this run is not stable: ")
@@ -98,3 +112,43 @@ def test_swapping_the_sides_swaps_the_verdict(one: int, other: int) -> None:
     forward, backward = likely(off(one), off(other)), likely(off(other), off(one))
     assert ("stale" in forward) == ("stale" in backward)
     assert ("likely: a regression" in forward) == ("a wrong golden" in backward)
+
+
+def masked(values: torch.Tensor, rows: slice = slice(0, 8)) -> torch.Tensor:
+    """As attention scores of a masked row are."""
+    values = values.clone()
+    values[rows] = float("-inf")
+    return values
+
+
+def test_values_that_are_infinite_as_the_reference_is_are_no_error() -> None:
+    exact = masked(EXACT)
+    said = told(masked(off(1)), masked(off(-1, every=3)), exact, stable=True)
+    assert said[-1].startswith("likely: a stale golden, not a regression: ")
+    assert not any("NaN" in line for line in said)
+    assert (
+        "a regression: this run is" in told(masked(off(1)), masked(off(40)), exact, stable=True)[-1]
+    )
+    nan = exact.clone()
+    nan[:8] = float("nan")
+    both = [one.clone() for one in (off(1), off(40))]
+    for one in both:
+        one[:8] = float("nan")
+    assert "x as far from float64 as the golden" in told(*both, nan, stable=True)[-1]
+    whole = slice(0, 64)
+    said = told(*[masked(off(k), whole) for k in (1, 2)], masked(EXACT, whole), stable=True)
+    assert len(said) == 1
+
+
+def test_a_mask_that_one_side_lost() -> None:
+    exact, kept, lost = masked(EXACT), masked(off(1)), masked(off(1), slice(0, 5))
+    line = (
+        "of 8 elements whose reference is NaN or infinity the golden has {} otherwise, this run {}"
+    )
+    said = told(kept, lost, exact, stable=True)
+    assert line.format(0, 3) in said
+    assert said[-1].startswith("likely: a regression: this run has other values where")
+    said = told(lost, kept, exact, stable=True)
+    assert line.format(3, 0) in said
+    assert said[-1].startswith("likely: a better result, or a wrong golden: it has other values")
+    assert not any(x.startswith("likely") for x in told(lost, kept, exact, stable=False))

@@ -165,3 +165,36 @@ def test_the_metadata_is_one_key(tmp_path: Path) -> None:
     assert {n: json.loads(v) for n, v in metadata.items()} == {
         "mok-verify": {"case": 'a"\n', "kind": "exact"}
     }
+
+
+def test_only_tensors_that_share_memory_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = torch.arange(12.0)
+    tensors = {
+        "whole": whole,
+        "part": whole[3:7],
+        "turned": whole.reshape(3, 4).t(),
+        "own": torch.ones(3),
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+    }
+    clone, copied = torch.Tensor.clone, []
+
+    def counted(tensor: torch.Tensor, *words: Any, **given: Any) -> torch.Tensor:
+        copied.append(tuple(tensor.shape))
+        return clone(tensor, *words, **given)
+
+    one = entry(tensors)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "clone", counted)
+        content = packing.to_bytes(tensors, "c", one.kind)
+    assert copied == [(4,)], "`part` lies in `whole`; the transposed one was copied already"
+    (tmp_path / one.file).write_bytes(content)
+    found = packing.load(tmp_path, one)
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+def test_the_size_of_a_golden() -> None:
+    tensors = {"a": torch.ones(3, dtype=torch.float64), "b": torch.ones(5, dtype=torch.bfloat16)}
+    assert packing.size_of(tensors) == 34
+    assert packing.size_of({}) == 0

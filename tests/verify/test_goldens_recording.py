@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from golden_runs import X, commit, found, git, run_here
+from golden_runs import X, commit, entry, found, git, put, run_here
 from torch import Tensor
 
 import verify
@@ -264,6 +264,48 @@ def test_one_refused_case_leaves_nothing_written_for_any(folder: Path, name: str
     assert len(store.read(folder).entries) == 2
 
 
+def test_a_golden_that_is_too_large_is_refused_with_its_size(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = found("large", lambda x: {"small": x[:1], "wide": x.double()})
+    size = 8 * 4 * 8 + 4 * 4
+    monkeypatch.setattr(packing, "LARGEST", size - 1)
+    said = rf"that of 'large' would have {size} bytes, most of them in wide; at most {size - 1}"
+    with pytest.raises(RefusedError, match=f"no golden was written: {said}.*smaller inputs"):
+        update([found("fine", double), case], folder)
+    assert not folder.exists()
+    monkeypatch.setattr(packing, "LARGEST", size)
+    assert len(update([case], folder)) == 2
+
+
+def test_the_size_counts_what_a_float64_golden_holds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "LARGEST", 8 * 24 - 1)  # 8 elements of 24 bytes
+    with pytest.raises(RefusedError, match="would have 192 bytes"):
+        update([total()], folder)
+
+
+def test_every_case_is_held_and_looked_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    load, pack = torch.load, packing.to_bytes
+
+    def loaded(path: Any, **given: Any) -> Any:
+        made.append("load")
+        return load(path, **given)
+
+    def packed(*words: Any) -> bytes:
+        made.append("pack")
+        return pack(*words)
+
+    monkeypatch.setattr(recording.torch, "load", loaded)
+    monkeypatch.setattr(packing, "to_bytes", packed)
+    update([found("a", double), found("b", double)], folder)
+    assert made == ["load", "pack"] * 2, "one after the other, not all of them first"
+
+
 def test_a_refusal_leaves_no_folder_behind(folder: Path) -> None:
     with pytest.raises(RefusedError, match="NaN or infinity"):
         update([found("a", lambda x: x.masked_fill(x > 0, torch.nan))], folder)
@@ -356,3 +398,21 @@ def test_a_golden_is_not_taken_from_another_case_of_the_same_name(
     (tmp_path / "one.py").unlink()
     assert len(update(["two.py"], folder, reason="the first is gone")) == 1
     assert entry_of(folder, "shared").target == "two.py::shared"
+
+
+def test_an_owner_that_cannot_be_imported_keeps_its_golden(folder: Path, tmp_path: Path) -> None:
+    text = CASE_FILE.format(factor=2)
+    (tmp_path / "own.py").write_text(text)
+    (tmp_path / "copy.py").write_text(text)
+    (tmp_path / "other.py").write_text(text.replace("shared", "another"))
+    owner = entry("shared", {"out": torch.ones(4)}, target="broken.py::shared")
+    put(folder, owner)
+    (tmp_path / "broken.py").write_text("import no_such_module_at_all")
+    before = snapshot(folder)
+    said = r"that of 'shared' belongs to broken\.py::shared, and whether .*no_such_module_at_all"
+    with pytest.raises(RefusedError, match=said):
+        update(["copy.py"], folder, reason="r")
+    assert snapshot(folder) == before
+    assert len(update(["other.py"], folder)) == 1, "a golden of another name is no matter of it"
+    put(folder, entry("shared", {"out": torch.ones(4)}, target="own.py::shared"))
+    assert len(update(["own.py"], folder, reason="r")) == 1, "nobody else is asked"

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from golden_runs import entry, put, run_here
+from golden_runs import entry, held_while, put, run_here
 
 from verify.errors import CaseError, InputFileError
 from verify.goldens import keys, packing, recording, status, store
 from verify.goldens.store import INDEX
+from verify.targets import find
 
 CASES = """
 import verify
@@ -238,3 +239,55 @@ def test_without_an_environment_of_a_gpu_the_cpu_is_asked(
     assert set(keyed.key or {}) >= {"isa", "blas", "torch", "machine"}
     monkeypatch.setattr(keys, "cpu_vendor", lambda: "Other")
     assert code(folder, "cases.py") == 3
+
+
+def test_a_golden_of_another_file_is_none_of_the_case(folder: Path, tmp_path: Path) -> None:
+    made(folder)
+    shutil.copy(tmp_path / "cases.py", tmp_path / "copy.py")
+    said = "belongs to cases.py::{}, which declares it, too; rename one of the two cases"
+    stored = [("kept", "exact", "stored"), ("keyed", "bits", "stored")]
+    foreign = [("kept", "exact", said.format("kept")), ("keyed", "bits", said.format("keyed"))]
+    assert sorted(states(folder, "copy.py")) == sorted(stored + foreign)
+    assert sorted(states(folder, "copy.py", "cases.py")) == sorted(stored + foreign)
+    assert code(folder, "copy.py") == 3
+    # the same file under another name, and one that has moved
+    assert states(folder, str(tmp_path / "cases.py"), "./cases.py") == stored
+    (tmp_path / "cases.py").unlink()
+    assert states(folder, "copy.py") == stored
+    assert code(folder, "copy.py") == 0
+
+
+def test_whose_a_golden_is(folder: Path, tmp_path: Path) -> None:
+    made(folder)
+    (kept,) = store.read(folder).of("kept", "exact")
+    shutil.copy(tmp_path / "cases.py", tmp_path / "copy.py")
+    (copy,) = find("copy.py::kept")
+    assert "rename one" in status.elsewhere(kept, copy, folder)
+    assert status.elsewhere(kept, find("cases.py::kept")[0], folder) == ""
+    assert status.elsewhere(replace(kept, target="gone.py::kept"), copy, folder) == ""
+    assert (
+        status.elsewhere(replace(kept, target="cases.py::plain", case="plain"), copy, folder) == ""
+    )
+    (tmp_path / "broken.py").write_text("import no_such_module_at_all")
+    told = status.elsewhere(replace(kept, target="broken.py::kept"), copy, folder)
+    assert told.startswith("belongs to broken.py::kept, and whether that still declares it cannot")
+    assert "no_such_module_at_all" in told
+
+
+def test_a_file_that_goes_elsewhere_takes_nobody_with_it(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "moves.py").write_text(f"import os\nos.chdir('/')\n{CASES}")
+    put(folder, entry("kept", {"out": torch.ones(1)}, target="moves.py::kept"))
+    assert len(states(Path("golden"))) == 1
+    assert Path.cwd() == tmp_path
+
+
+def test_files_are_read_under_a_lock_and_cases_are_found_outside_of_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(folder)
+    seen = held_while(monkeypatch, folder, (packing, "load"), (store, "unnamed"))
+    seen |= held_while(monkeypatch, folder, (status, "cases_of_file"))
+    states(folder)
+    assert seen["load"] == [True, True]
+    assert seen["unnamed"] == [True]
+    assert set(seen["cases_of_file"]) == {False}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -106,6 +107,44 @@ def test_a_lock_is_released_when_its_holder_fails(tmp_path: Path) -> None:
         raise ZeroDivisionError
     with store.locked(tmp_path):
         pass  # would wait for ever
+
+
+def _takes(folder: Path, mode: int) -> bool:
+    """Whether somebody else could lock the folder so, now."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def test_who_reads_keeps_writers_out_and_no_readers(tmp_path: Path) -> None:
+    with store.reading(tmp_path):
+        assert not _takes(tmp_path, fcntl.LOCK_EX)
+        assert _takes(tmp_path, fcntl.LOCK_SH)
+    assert _takes(tmp_path, fcntl.LOCK_EX)
+    with store.locked(tmp_path):
+        assert not _takes(tmp_path, fcntl.LOCK_SH)
+
+
+def test_reading_needs_no_folder_and_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("none", "pipe", "a\0b"):
+        with store.reading(tmp_path / name):
+            pass
+    assert not (tmp_path / "none").exists()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with store.reading(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("step", range(4))

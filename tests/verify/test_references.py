@@ -10,9 +10,13 @@ import torch
 from torch import Tensor
 
 import verify
+from verify import sessions
 from verify.api import check
+from verify.conditions import CONDITIONS, diagnosis
+from verify.evidence import Execution, Failure, Plan, Record, Trouble
 from verify.execution import execute
 from verify.explanation import reference_errors
+from verify.sessions import Session, first
 from verify.staging import give, prepare
 from verify.verdicts import ClaimVerdict
 
@@ -138,6 +142,86 @@ def test_what_cannot_be_explained_is_no_less_wrong(monkeypatch: pytest.MonkeyPat
     assert str(found.verdict) == "MISMATCH"
     assert found.findings[0].difference is not None
     assert "not explained: RuntimeError: a rule broke" in found.findings[0].difference["lines"]
+
+
+def expected_exactly(inputs: Inputs, upstream: Inputs, view: Any) -> dict[str, Tensor]:
+    return {"out": product_of(**inputs)}
+
+
+@pytest.mark.parametrize(
+    "broken", [(sessions, "_explain"), (diagnosis, "add_places"), (diagnosis, "_causes")]
+)
+def test_an_exact_mismatch_stays_one_whatever_its_explanation_does(
+    monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
+) -> None:
+    def breaks(*_: Any, **__: Any) -> None:
+        raise MemoryError("no room for words")
+
+    monkeypatch.setattr(*broken, breaks)
+    found = claim("exact", exchanged, exact=expected_exactly)
+    assert [f.reason for f in found.findings] == ["bits-differ"]
+    assert "no room for words" in "\n".join((found.findings[0].difference or {})["lines"])
+
+
+def test_a_hint_that_fails_leaves_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(*_: Any) -> None:
+        raise OverflowError("a rule broke")
+
+    monkeypatch.setattr(sessions, "suggest", breaks)
+    said = sessions.explain(torch.zeros(3), torch.ones(3), "out", "repeat")
+    assert said["num_differing"] == 3
+    assert "first: out[0]" in said["lines"][1]
+    assert said["lines"][-1] == "not explained: OverflowError: a rule broke"
+    assert said["suggests"] == []
+
+
+def test_an_explanation_that_no_record_can_hold_is_none() -> None:
+    for odd in (float("nan"), torch.zeros(1)):
+        said = sessions.explained(lambda odd=odd: {"lines": [], "odd": odd})  # type: ignore[misc]
+        assert said["lines"][0].startswith("not explained: ")
+    assert sessions.explained(lambda: {"lines": ["a"]}) == {"lines": ["a"]}
+
+
+@pytest.mark.parametrize("name", ["reference", "exact"])
+@pytest.mark.parametrize("fault", ["none", "execution", "peer", "reference"])
+def test_ranks_agree_before_the_reference_and_begin_the_next_execution_together(
+    name: str, fault: str
+) -> None:
+    """A rank that failed waits for the others but briefly; a reference may take its time."""
+    events: list[str] = []
+
+    def function(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+        events.append("execution")
+        if fault == "execution" and len(events) > 2:
+            raise ValueError("only now")
+        return product_of(gate, up, x)
+
+    def expected(inputs: Inputs, upstream: Inputs, view: Any) -> Any:
+        events.append("reference")
+        if fault == "reference":
+            raise ValueError("no such thing")
+        return (float64 if name == "reference" else expected_exactly)(inputs, upstream, view)
+
+    def agree(failure: Failure | None) -> Failure | None:
+        events.append("agreed")
+        peer = Failure("PeerFailed", "rank 1 failed", "", True)
+        return failure or (peer if fault == "peer" and len(events) == 4 else None)
+
+    case = verify.case(name="c", claims=(name,), inputs=INPUTS, **{name: expected})(function)
+    records: list[Record] = []
+    session = Session(prepare(case), Plan("c", "c", [name], 1, {}), records.append, agree=agree)
+    first(session)
+    CONDITIONS[name](session, 1)
+    judged = ["reference"] if fault in ("none", "reference") else []
+    then = list(dict.fromkeys(events[3:-1]))  # the self-check calls it again
+    assert events[:3] == ["execution", "agreed", "execution"]
+    assert [*then, events[-1]] == ["agreed", *judged, "agreed"]
+    if fault == "reference":
+        assert isinstance(records[1], Trouble)
+        assert f"{name} raised ValueError: no such thing" in records[1].detail
+    else:
+        assert isinstance(records[1], Execution)
+        assert (records[1].failure is None) == (fault == "none")
 
 
 VIEWS = {

@@ -212,6 +212,7 @@ def test_the_gate_comes_before_the_cases(mixed):
                 "old": None,
                 "new": "float32[2]:" + "1" * 64,
                 "max_ulp": 3,
+                "differing": 2,
                 "reason": "round once",
             }
         ],
@@ -228,6 +229,7 @@ def test_the_gate_comes_before_the_cases(mixed):
         "-",
         "float32[2]:1111111111111111",
         "3",
+        "2",
         "round once",
     ] in page.rows
     assert {f"mok/file{i}.py" for i in range(30)} <= set(page.texts)

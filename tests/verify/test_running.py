@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from golden_runs import entry, held_while, put
 
 from verify import results
 from verify.errors import CaseError
-from verify.running import RunOptions, joined_by_torchrun, run
+from verify.goldens import packing, status
+from verify.plans import with_options
+from verify.running import RunOptions, find_all, joined_by_torchrun, refuse_unreadable, run
 
 pytestmark = pytest.mark.slow
 
@@ -366,3 +370,52 @@ def test_a_file_that_changes_the_directory(tmp_path: Path, monkeypatch: pytest.M
     details = [f["detail"] for c in claims_of(result).values() for f in c["findings"]]
     assert (result["verdict"], details) == ("VERIFIED", [])
     assert [case["case"] for case in result["cases"]] == ["one", "two", "still"]
+
+
+STORED = """
+import verify
+
+@verify.case(inputs={"x": verify.normal(4)}, claims=("golden",), golden="exact")
+def k(x):
+    return x * 2
+"""
+
+
+def test_the_golden_of_another_file_s_case_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own, copy = (write(tmp_path, STORED, f"{name}.py") for name in ("own", "copy"))
+    golden = tmp_path / "golden"
+    put(golden, entry("k", {"out": torch.ones(4)}, target="own.py::k"))
+    options = RunOptions(golden=golden)
+
+    def refused(target: str) -> None:
+        refuse_unreadable([with_options(one, options) for one in find_all([target])], options)
+
+    refused(own)
+    with pytest.raises(CaseError, match=r"the golden of 'k' belongs to own\.py::k.* rename one"):
+        refused(copy)
+    with pytest.raises(CaseError, match="rename one"):
+        run([own, copy], options)
+    write(tmp_path, "import no_such_module_at_all", "broken.py")
+    put(golden, entry("k", {"out": torch.ones(4)}, target="broken.py::k"))
+    with pytest.raises(CaseError, match=r"cannot be told: .*no_such_module_at_all"):
+        refused(copy)
+    put(golden, entry("k", {"out": torch.ones(4)}, target="gone.py::k"))
+    refused(copy)
+
+
+def test_goldens_are_read_under_a_lock_and_owners_imported_outside_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copy = write(tmp_path, STORED, "copy.py")
+    write(tmp_path, STORED.replace("def k", "def other"), "own.py")
+    golden = tmp_path / "golden"
+    put(golden, entry("k", {"out": torch.ones(4)}, target="own.py::k"))
+    options = RunOptions(golden=golden)
+    cases = [with_options(one, options) for one in find_all([copy])]
+    seen = held_while(monkeypatch, golden, (packing, "load"), (status, "cases_of_file"))
+    refuse_unreadable(cases, options)
+    assert seen == {"load": [True], "cases_of_file": [False]}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -198,3 +200,22 @@ def test_a_file_of_a_package_has_its_dotted_name(tmp_path: Path) -> None:
     other = write(tmp_path / "deep" / "outer_package_x" / "cases.py")
     write(other.parent / "__init__.py", "")
     assert import_file(other).__name__.startswith("cases_")
+
+
+def test_a_file_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "leaves.py", "import os\nos._exit(0)\n")
+    before = os._exit
+    with pytest.raises(CaseError, match=r"leaves\.py failed: SystemExit: os\._exit\(0\)"):
+        find(str(path))
+    assert os._exit is before
+
+
+def test_a_child_that_a_file_forks_may_still_end_so(tmp_path: Path) -> None:
+    text = "import os\npid = os.fork()\nif not pid:\n    os._exit(7)\n"
+    path = write(tmp_path / "forks.py", f"{text}ENDED = os.waitpid(pid, 0)[1]\n{SOURCE}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        find(str(path))
+    module = loaded_from(path)
+    assert module is not None
+    assert os.waitstatus_to_exitcode(module.ENDED) == 7

@@ -35,5 +35,5 @@ def _files(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 LAYER = _files(_LAYER)
-REFERENCED = _files((*_LAYER, *_REFERENCE))
-EXACT = _files((*_LAYER, *_REFERENCE, *_EXACT))
+WITH_REFERENCE = _files((*_LAYER, *_REFERENCE))
+WITH_EXACT_CASES = _files((*_LAYER, *_REFERENCE, *_EXACT))

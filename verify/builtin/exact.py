@@ -128,7 +128,7 @@ EXACT_CASES = tuple(
         exact=_expected(variant),
         golden="exact",
         gradients=False,
-        sources=covered.EXACT,
+        sources=covered.WITH_EXACT_CASES,
         ranks=4,
     )
     for variant in VARIANTS

@@ -90,7 +90,7 @@ FLOAT64_CASES = tuple(
         batch=dict.fromkeys(("x", "topk_experts", "router_weights", "out"), 0),
         reference=reference_clamped if variant.clamped else reference,
         golden="float64",
-        sources=(__file__, *covered.EXACT),
+        sources=(__file__, *covered.WITH_EXACT_CASES),
         ranks=4,
     )
     for seed, (name, variant) in enumerate(VARIANTS.items(), start=1)

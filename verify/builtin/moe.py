@@ -67,7 +67,7 @@ MOE = Case(
     schedule=({"minibatch_size": 128}, {"minibatch_size": 256}, {"minibatch_size": 8192}),
     ep=(1, 2, 4, 8),
     reference=reference,
-    sources=(__file__, *covered.REFERENCED),
+    sources=(__file__, *covered.WITH_REFERENCE),
     ranks=4,
 )
 CLAMPED = replace(

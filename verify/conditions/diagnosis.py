@@ -15,6 +15,7 @@ from torch import Tensor
 
 from verify.budgets import Reference
 from verify.explanation import hypotheses, reference_errors, self_checks
+from verify.sessions import explained
 from verify.staging import Stage
 
 
@@ -24,12 +25,24 @@ def causes(
     fits: Callable[[Mapping[str, Tensor]], Mapping[str, str]],
     prefix: str,
     seconds: float,
-) -> dict[str, list[str]]:
-    """By output, what the inputs tell of it: changes that it fits, special rows, coarse values.
+) -> tuple[Mapping[str, list[str]], list[str]]:
+    """By output, what the inputs tell of it: changes that it fits, special rows, coarse values; and
+    lines on why they tell nothing, where looking failed.
 
     wrong: mask of every output that does not fit. fits: see `hypotheses.fitting`. seconds: what one
     call of the reference takes; a slow one is not called again.
     """
+    told = explained(lambda: {"causes": _causes(stage, wrong, fits, prefix, seconds)})
+    return told.get("causes", {}), told.get("lines", [])
+
+
+def _causes(
+    stage: Stage,
+    wrong: Mapping[str, Tensor],
+    fits: Callable[[Mapping[str, Tensor]], Mapping[str, str]],
+    prefix: str,
+    seconds: float,
+) -> dict[str, list[str]]:
     if not wrong:
         return {}
     coarse = hypotheses.too_coarse(_given(stage))
@@ -45,7 +58,7 @@ def causes(
     }
 
 
-def weak(
+def weak_references(
     stage: Stage,
     expected: Mapping[str, Reference],
     again: Mapping[str, Reference],
@@ -57,10 +70,9 @@ def weak(
     """
     given, found = _given(stage), {}
     for name, reference in expected.items():
-        why = self_checks.moved(reference, again[name], dtypes[name]) if name in again else None
-        why = why or self_checks.coarse(reference, given)
+        why = self_checks.weakness(reference, again.get(name), given, dtypes[name])
         if why is not None:
-            found[name] = "; ".join(filter(None, (why, self_checks.precisions())))
+            found[name] = why
     return found
 
 
@@ -72,7 +84,7 @@ def _given(stage: Stage) -> dict[str, Tensor]:
     return given
 
 
-def add(difference: dict[str, Any], wrong: Tensor, expected: Tensor, actual: Tensor) -> None:
+def add_places(difference: dict[str, Any], wrong: Tensor, expected: Tensor, actual: Tensor) -> None:
     """Adds to an explained difference where it is, and selections that are none."""
     difference["lines"] = [*difference["lines"], *reference_errors.places(wrong)]
     repeated = hypotheses.repeated(expected, actual)

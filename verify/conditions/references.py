@@ -9,25 +9,25 @@ a reference that is no float64 computation judges nothing.
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from verify.budgets import Reference, judge, measure
+from verify.budgets import Judged, Reference, judge, measure
 from verify.captures import Layout, digest_at, same_bits
 from verify.comparison import differing
 from verify.conditions import diagnosis
 from verify.errors import CaseError
-from verify.evidence import Failure, Trouble
-from verify.execution import MAX_TRACEBACK, Capture, execute
+from verify.evidence import Trouble
+from verify.execution import Capture, execute
 from verify.explanation import hypotheses, reference_errors, self_checks
 from verify.inputs import generate
 from verify.placements import lookup, placement_of, split
-from verify.sessions import Session, explain, record
+from verify.sessions import Session, explain, explained, record
 from verify.staging import Stage, batch_size
 
 
@@ -45,91 +45,107 @@ class View:
 
 def run_reference(session: Session, runs: int) -> None:
     """One execution, measured against the case's float64 reference."""
-    if not _given(session, "reference", session.stage.case.reference):
-        return
-    base = session.base
-    assert base is not None
-    capture = execute(session.stage, base.given, group=session.group)
-    measurements: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
-    differences: dict[str, Any] = {}
-    if capture.failure is None:
-        try:
-            _measure(session, capture, measurements, skipped, differences)
-        except Exception as error:
-            _raised(session, "reference", error)
-            return
-    record(
-        session,
-        capture,
-        claim="reference",
-        variant="float64",
-        run=0,
-        compare="measured",
-        outputs={name: _digest(session, capture, name) for name in measurements},
-        measurements=measurements,
-        differences=differences,
-        not_compared=skipped,
-    )
+    function = session.stage.case.reference
+    _run(session, "reference", function, _measure, variant="float64", compare="measured")
 
 
 def run_exact(session: Session, runs: int) -> None:
     """One execution, compared bit for bit with what the case says it must be."""
-    if not _given(session, "exact", session.stage.case.exact):
+    function = session.stage.case.exact
+    _run(session, "exact", function, _compare, variant="exact", compare="exact")
+
+
+def _run(
+    session: Session,
+    claim: str,
+    function: Any,
+    judging: Callable[[Session, Capture], dict[str, Any]],
+    **fields: Any,
+) -> None:
+    """Executes and judges once. Whether the execution went well is agreed on right after it, not
+    after the reference, for which a rank that failed would wait in vain."""
+    if function is None:
+        _trouble(session, "no-reference", claim, f"the case gives no {claim}=...")
         return
-    base = session.base
+    base, raised = session.base, None
     assert base is not None
     capture = execute(session.stage, base.given, group=session.group)
-    wanted: dict[str, str] = {}
-    outputs: dict[str, str] = {}
-    skipped: dict[str, str] = {}
-    differences: dict[str, Any] = {}
-    wrong: dict[str, Tensor] = {}
-    function = session.stage.case.exact
-    try:
-        started = time.monotonic()
-        expected = expected_of(session, function)
-        seconds = time.monotonic() - started
-        for name, tensor in capture.outputs.items():
-            if name not in expected:
-                skipped[name] = "the exact case does not give it"
-                continue
-            layout = capture.layouts[name]
-            value = _part(expected[name], tensor, layout)
-            outputs[name] = str(digest_at(tensor, layout))
-            wanted[name] = str(digest_at(value, layout))
-            if outputs[name] != wanted[name]:
-                differences[name] = explain(value, tensor, name, "exact")
-                if tensor.shape == value.shape and tensor.dtype == value.dtype:
-                    wrong[name] = differing(value, tensor)
-                    diagnosis.add(differences[name], wrong[name], value, tensor)
-
-        def fits(inputs: Mapping[str, Tensor]) -> dict[str, str]:
-            other = expected_of(session, function, inputs)
-            parts = {n: _part(other[n], capture.outputs[n], capture.layouts[n]) for n in wrong}
-            return {n: "every bit" for n in wrong if same_bits(parts[n], capture.outputs[n])}
-
-        with suppress(Exception):  # what could not be explained is no less wrong
-            said = diagnosis.causes(session.stage, wrong, fits, "is what is expected with", seconds)
-            for name in wrong:
-                differences[name]["suggests"] = [*said[name], *differences[name]["suggests"]]
-        for name in set(expected) - set(capture.outputs):
-            wanted[name] = str(digest_at(expected[name], None))  # a lost output is a difference
-    except Exception as error:
-        _raised(session, "exact", error)
+    failure = session.agree(capture.failure)
+    if failure is None:
+        try:
+            fields |= judging(session, capture)
+        except Exception as error:
+            raised = error
+    session.agree(None)  # the next execution begins on all ranks, however long each has judged
+    if raised is not None:
+        detail = f"{claim} raised {type(raised).__name__}: {raised}"
+        _trouble(session, "case-error", claim, detail)
         return
-    record(
-        session,
-        capture,
-        claim="exact",
-        variant="exact",
-        run=0,
-        compare="exact",
-        outputs=outputs,
-        expected=wanted,
-        differences=differences,
-        not_compared=skipped,
-    )
+    record(session, capture, claim=claim, run=0, failure=failure, **fields)
+
+
+def _compare(session: Session, capture: Capture) -> dict[str, Any]:
+    """The digests of every output that is expected, and of what it must be."""
+    outputs: dict[str, str] = {}
+    wanted: dict[str, str] = {}
+    skipped: dict[str, str] = {}
+    differing_: dict[str, Tensor] = {}
+    function = session.stage.case.exact
+    started = time.monotonic()
+    expected = expected_of(session, function)
+    seconds = time.monotonic() - started
+    for name, tensor in capture.outputs.items():
+        if name not in expected:
+            skipped[name] = "the exact case does not give it"
+            continue
+        layout = capture.layouts[name]
+        value = _part(expected[name], tensor, layout)
+        outputs[name] = str(digest_at(tensor, layout))
+        wanted[name] = str(digest_at(value, layout))
+        if outputs[name] != wanted[name]:
+            differing_[name] = value
+    for name in set(expected) - set(capture.outputs):
+        wanted[name] = str(digest_at(expected[name], None))  # a lost output is a difference
+    return {
+        "outputs": outputs,
+        "expected": wanted,
+        "not_compared": skipped,
+        "differences": _explain_exact(session, capture, differing_, seconds),
+    }
+
+
+def _explain_exact(
+    session: Session, capture: Capture, values: Mapping[str, Tensor], seconds: float
+) -> dict[str, Any]:
+    """By output that differs from its value, what `explain` says, where it is, and likely causes.
+
+    seconds: what one call of the exact case takes.
+    """
+    function = session.stage.case.exact
+    wrong: dict[str, Tensor] = {}
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        tensor = capture.outputs[name]
+        found[name] = explain(value, tensor, name, "exact")
+        if tensor.shape != value.shape or tensor.dtype != value.dtype:
+            continue
+        try:
+            wrong[name] = differing(value, tensor)
+            diagnosis.add_places(found[name], wrong[name], value, tensor)
+        except Exception as error:
+            found[name]["lines"] = [*found[name]["lines"], f"its places are not told: {error}"]
+
+    def fits(inputs: Mapping[str, Tensor]) -> dict[str, str]:
+        other = expected_of(session, function, inputs)
+        parts = {n: _part(other[n], capture.outputs[n], capture.layouts[n]) for n in wrong}
+        return {n: "every bit" for n in wrong if same_bits(parts[n], capture.outputs[n])}
+
+    prefix = "is what is expected with"
+    causes, untold = diagnosis.causes(session.stage, wrong, fits, prefix, seconds)
+    for name in wrong:
+        found[name]["suggests"] = [*causes.get(name, ()), *found[name]["suggests"]]
+        found[name]["lines"] = [*found[name]["lines"], *untold]
+    return found
 
 
 def _digest(session: Session, capture: Capture, name: str) -> str:
@@ -142,22 +158,22 @@ def _digest(session: Session, capture: Capture, name: str) -> str:
     return str(digest_at(tensor, capture.layouts[name]))
 
 
-def _measure(
-    session: Session,
-    capture: Capture,
-    measurements: dict[str, Any],
-    skipped: dict[str, str],
-    differences: dict[str, Any],
-) -> None:
-    """Every output that the reference gives, this rank's part of it; and why it does not fit."""
+def _measure(session: Session, capture: Capture) -> dict[str, Any]:
+    """Every output that the reference gives, this rank's part of it; and why it does not fit.
+
+    A reference that is called in little time is called twice, also where all outputs fit it: what a
+    weak one lets pass is no pass. That is the cost of this claim, and it is not spared.
+    """
     function = session.stage.case.reference
+    measurements: dict[str, Any] = {}
+    skipped: dict[str, str] = {}
+    judged: dict[str, Judged] = {}
     started = time.monotonic()
     expected = expected_of(session, function)
     seconds = time.monotonic() - started
     lost = sorted(set(expected) - set(capture.outputs))
     if lost:
         raise CaseError(f"the reference gives {', '.join(lost)}, but the case does not return it")
-    judged = {}
     for name, tensor in capture.outputs.items():
         if name not in expected:
             skipped[name] = "the reference does not give it"
@@ -172,11 +188,26 @@ def _measure(
         with suppress(Exception):
             again = expected_of(session, function, change=self_checks.widened)
     dtypes = {name: tensor.dtype for name, tensor in capture.outputs.items()}
-    for name, why in diagnosis.weak(session.stage, expected, again, dtypes).items():
+    weak = diagnosis.weak_references(session.stage, expected, again, dtypes)
+    for name, why in weak.items():
         _trouble(session, "weak-reference", "reference", f"reference of {name}: {why}")
         measurements.pop(name, None)
+        judged.pop(name, None)
         skipped[name] = "its reference is weak"
-    wrong = {name: found.wrong for name, found in judged.items() if name in measurements}
+    return {
+        "outputs": {name: _digest(session, capture, name) for name in measurements},
+        "measurements": measurements,
+        "not_compared": skipped,
+        "differences": _explain_errors(session, capture, judged, seconds),
+    }
+
+
+def _explain_errors(
+    session: Session, capture: Capture, judged: Mapping[str, Judged], seconds: float
+) -> dict[str, Any]:
+    """By output that does not fit its reference, where and how, and likely causes."""
+    function = session.stage.case.reference
+    wrong = {name: found.wrong for name, found in judged.items()}
 
     def fits(inputs: Mapping[str, Tensor]) -> dict[str, str]:
         other, fitting = expected_of(session, function, inputs), {}
@@ -187,29 +218,14 @@ def _measure(
                 fitting[name] = f"worst error / budget {float(tried.ratio.max()):.2g}"
         return fitting
 
-    try:
-        causes = diagnosis.causes(session.stage, wrong, fits, "fits the reference with", seconds)
-        for name in wrong:
-            differences[name] = reference_errors.explain_errors(
-                name, capture.outputs[name], judged[name], causes[name]
-            )
-    except Exception as error:  # what could not be explained is no less wrong
-        why = f"not explained: {type(error).__name__}: {error}"
-        for name in wrong:
-            differences.setdefault(name, {"lines": [why], "suggests": []})
-
-
-def _given(session: Session, claim: str, function: Any) -> bool:
-    if function is None:
-        _trouble(session, "no-reference", claim, f"the case gives no {claim}=...")
-    return function is not None
-
-
-def _raised(session: Session, claim: str, error: Exception) -> None:
-    """The reference itself failed; the ranks stay in step."""
-    text = traceback.format_exc()[-MAX_TRACEBACK:]
-    session.agree(Failure(type(error).__name__, str(error), text))
-    _trouble(session, "case-error", claim, f"{claim} raised {type(error).__name__}: {error}")
+    prefix = "fits the reference with"
+    causes, untold = diagnosis.causes(session.stage, wrong, fits, prefix, seconds)
+    found = {}
+    for name, one in judged.items():
+        known, tensor = causes.get(name, ()), capture.outputs[name]
+        said = explained(partial(reference_errors.explain_errors, name, tensor, one, known))
+        found[name] = {**said, "lines": [*said["lines"], *untold]}
+    return found
 
 
 def _trouble(session: Session, reason: str, claim: str, detail: str) -> None:

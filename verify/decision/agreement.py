@@ -40,7 +40,7 @@ def differences(
         elif e.compare == "exact" and e.expected is not None:
             reason = "golden-differs" if claim == "golden" else None
             findings += _against(e, e.expected, compared, reason=reason, partial=True)
-        elif e.compare == "measured":
+        if e.compare in ("exact", "measured"):  # one output that is lost leaves the others judged
             findings += _measured(e, compared)
     findings += free
     findings += _sums(plan, [e for e in counted if e.compare == "sum"], compared)
@@ -105,11 +105,16 @@ def _against(
     for name in missing + extra:
         what = "is missing" if name in missing else "is there, but not in the base execution"
         findings.append(_finding(e, "outputs-differ", f"output {name} {what}", name))
-    for name in sorted(set(expected) & set(e.outputs)):
+    for name in sorted(set(expected) & set(e.outputs), key=_results_first):
         compared.add(name)
         if e.outputs[name] != expected[name]:
             findings.append(_differs(e, name, expected[name], e.outputs[name], reason))
     return findings
+
+
+def _results_first(name: str) -> tuple[bool, str]:
+    """A wrong result makes its gradients wrong, so it is told first."""
+    return name.startswith("grad."), name
 
 
 def _differs(e: Execution, name: str, wanted: str, got: str, reason: str | None = None) -> Finding:
@@ -236,7 +241,8 @@ def _unplaced(plan: Plan, base: Mapping[int, Execution]) -> list[Finding]:
 def _measured(e: Execution, compared: set[str]) -> list[Finding]:
     """The two parts of `reference`: error budget and rounding places."""
     findings = []
-    for name, measured in e.measurements.items():
+    for name in sorted(e.measurements, key=_results_first):
+        measured = e.measurements[name]
         compared.add(name)
         if 2 * measured.get("permissive", 0) > measured.get("numel", 0):
             detail = f"{name}: the budget is as large as the value in over half of the elements"

@@ -21,7 +21,6 @@ from verify.decision.ensembles import (
     header,
     later_result,
     listed,
-    place,
     process_groups,
     ranks_of,
     split,
@@ -75,11 +74,13 @@ def _per_process(e: Ensemble, name: str) -> str | None:
 
 def _other_names(e: Ensemble, name: str) -> str | None:
     """The same tensors under other names."""
-    for o in sorted(e.own, key=place):
+    for o in e.ordered:
         first = e.base.get(o.rank)
         if first is None or o.compare != "own" or o.failure is not None:
             continue
         known = first.outputs
+        if o.outputs.get(name) == known.get(name):
+            continue
         moved = [n for n in known if n in o.outputs and o.outputs[n] != known[n]]
         if name not in moved or len(moved) < 2:
             continue
@@ -132,8 +133,10 @@ def _replica(e: Ensemble, name: str) -> str | None:
 
 def _unwritten(e: Ensemble, name: str) -> str | None:
     """Other bits as soon as new memory holds something else, and only then."""
+    if e.claim != "memory":
+        return None
     wrong, runs = unchanged(e, name)
-    if e.claim != "memory" or not runs or wrong:
+    if not runs or wrong:
         return None
     return (
         "it follows what new memory holds, and is stable otherwise: something is read, or handed "

@@ -84,7 +84,10 @@ def _decide_claim(
     troubled = bool(troubles or other_inputs or _broken(base))
     findings += _enough(plan, claim, own, counted, troubled, explained)
     if not compared and not findings:
-        findings.append(Finding("nothing-compared", "no tensor of this claim was compared"))
+        left = {name: why for e in own for name, why in e.not_compared.items()}
+        told = "; ".join(f"{name}: {why}" for name, why in sorted(left.items()))
+        detail = "no tensor of this claim was compared"
+        findings.append(Finding("nothing-compared", f"{detail} ({told})" if told else detail))
     findings = [finding for finding in findings if finding.reason not in disabled]
     # the free arm asks another question; it must not thin out or raise the rate of the first
     least = _least(plan, [e for e in counted if e.arm == "restored"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from verify.digests import Digest
 from verify.evidence import Execution, Plan
@@ -32,16 +33,33 @@ class Ensemble:
     differing: Sequence[Finding]
     compared: frozenset[str]
 
-    def restored(self, *claims: str) -> list[Execution]:
-        """Executions of these claims that are compared with this process's own base."""
-        chosen = [
-            e
-            for e in self.executions
-            if e.claim in claims and e.compare == "own" and e.arm != "free" and e.failure is None
-            if e.rank in self.base
-            if not e.same_inputs or dict(e.inputs) == dict(self.base[e.rank].inputs)
-        ]
-        return sorted(chosen, key=place)
+    def restored(self, *claims: str) -> Sequence[Execution]:
+        """Executions of these claims that are compared with this process's own base, in order."""
+        if claims == UNCHANGED:
+            return self._unchanged
+        found = [e for claim in claims for e in self._restored.get(claim, ())]
+        return found if len(claims) == 1 else sorted(found, key=place)
+
+    @cached_property
+    def _restored(self) -> Mapping[str, Sequence[Execution]]:
+        """By claim, for all tensors and rules that will ask: looking through all of them costs."""
+        found: dict[str, list[Execution]] = {}
+        inputs = {rank: dict(first.inputs) for rank, first in self.base.items()}
+        for e in self.executions:
+            if e.compare != "own" or e.arm == "free" or e.failure is not None:
+                continue
+            if e.rank in inputs and (not e.same_inputs or dict(e.inputs) == inputs[e.rank]):
+                found.setdefault(e.claim, []).append(e)
+        return {claim: sorted(own, key=place) for claim, own in found.items()}
+
+    @cached_property
+    def _unchanged(self) -> Sequence[Execution]:
+        return sorted((e for claim in UNCHANGED for e in self._restored.get(claim, ())), key=place)
+
+    @cached_property
+    def ordered(self) -> Sequence[Execution]:
+        """Its own executions, in order."""
+        return sorted(self.own, key=place)
 
     def first(self, rank: int, name: str) -> str | None:
         return content(self.base[rank], name) if rank in self.base else None
@@ -58,7 +76,7 @@ def split(e: Ensemble, name: str) -> tuple[list[str], list[str]]:
     """The variants at which this tensor differs, and those at which it was compared and equal."""
     wrong = {f.variant for f in e.differing if f.tensor == name}
     given = e.claim in ("vary", "schedule")  # an argument that equals the default was given, too
-    order = list(dict.fromkeys(o.variant for o in sorted(e.own, key=place) if o.arm != "free"))
+    order = list(dict.fromkeys(o.variant for o in e.ordered if o.arm != "free"))
     held = {o.variant for o in e.own if content(o, name) is not None and (o.in_effect or given)}
     return [v for v in order if v in wrong], [v for v in order if v not in wrong and v in held]
 

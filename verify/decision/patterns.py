@@ -26,6 +26,7 @@ from verify.decision.ensembles import (
 )
 from verify.verdicts import Finding
 
+_STORED = "golden-differs"  # one execution: other runs say nothing about it
 _TOLD = ("bits-differ", "outputs-differ", "ranks-differ", "consumes-global-rng")
 
 
@@ -35,10 +36,11 @@ def explain(evidence: Ensemble, findings: Sequence[Finding]) -> list[Finding]:
     explained = []
     for finding in findings:
         name = finding.tensor
-        if name is not None and name not in told and finding.reason in _TOLD:
+        if name is not None and name not in told and finding.reason in (*_TOLD, _STORED):
             told.add(name)
-            lines = [text for rule in _FACTS for text in rule(evidence, name)]
-            suggests = [text for rule in CAUSES if (text := rule(evidence, name))]
+            rules = finding.reason in _TOLD
+            lines = [text for rule in _FACTS for text in rule(evidence, name)] if rules else []
+            suggests = [text for rule in CAUSES if rules and (text := rule(evidence, name))]
             if len(told) == 1:
                 lines += _equal_outputs(evidence)
             if lines or suggests:

@@ -2,7 +2,8 @@
 
 `suggesting` applies `value_rules` and `place_rules` to two tensors (`difference`); for a result
 that leaves its reference `reference_errors` measures where and by how much, `hypotheses` tries
-changed inputs, and `self_checks` asks whether the reference itself can judge.
+`changed_inputs`, and `self_checks` asks whether the reference itself can judge (`narrow` watches
+it).
 """
 
 from verify.explanation.suggesting import suggest

@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verify.comparison import Comparison, differing, ulp_distance
+from verify.comparison import Comparison, ulp_distance
 from verify.hashing import integer_view
 
 Array = npt.NDArray[Any]
 
 _SAMPLE = 1 << 18  # differing numbers that rules on values look at, evenly spread
+_BLOCK = 1 << 24  # numbers whose indices are listed at once: eight bytes each
 _INTEGERS = (
     torch.uint8,
     torch.int8,
@@ -64,10 +65,10 @@ def pattern_of(
     comparison: Comparison, a: torch.Tensor, b: torch.Tensor, context: Mapping[str, Any]
 ) -> Pattern:
     """The differing elements of base `a` and other `b`, which `comparison` found to differ."""
-    mask = differing(a, b).cpu()
     left, right = integer_view(a).cpu(), integer_view(b).cpu()
-    flat = torch.nonzero((left != right).reshape(-1)).reshape(-1)
-    flat = flat[:: max(1, len(flat) // _SAMPLE)]
+    parts = left != right
+    mask = parts.any(dim=-1) if a.is_complex() else parts
+    flat = _sample(parts.reshape(-1), comparison.num_differing)
     x, y = left.reshape(-1)[flat], right.reshape(-1)[flat]
     part = torch.view_as_real(a.detach().resolve_conj()).dtype if a.is_complex() else a.dtype
     values = None
@@ -90,4 +91,12 @@ def pattern_of(
     )
 
 
-_SIGNIFICAND_BITS = {torch.float32: 23, torch.float64: 52, torch.bfloat16: 7}
+def _sample(mask: torch.Tensor, count: int) -> torch.Tensor:
+    """Evenly spread indices at which a 1-D mask is set; all of them when `count` is small."""
+    step = max(1, count // _SAMPLE)
+    found, seen = [], 0
+    for start in range(0, len(mask), _BLOCK):
+        indices = mask[start : start + _BLOCK].nonzero().reshape(-1)
+        found.append(indices[-seen % step :: step] + start)
+        seen += len(indices)
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.int64)

@@ -23,6 +23,8 @@ _SHOWN = 6  # ranges of indices, and groups of rows
 _MATCHED = 256  # wrong rows that are looked for elsewhere
 _ELEMENTS = 1 << 20  # of a reference in which they are looked for
 _MANY_ROWS = 1 << 16  # beyond which they are not grouped
+_BLOCK = 1 << 20  # elements of a mask whose indices are listed at once
+_FEW = 8  # elements, to speak of shares
 _COARSE = 0.1  # a tolerance of that share of the values proves no factor
 
 
@@ -62,11 +64,11 @@ def places(wrong: Tensor) -> list[str]:
     for dim, size in enumerate(wrong.shape):
         others = [d for d in range(wrong.dim()) if d != dim]
         hit = wrong.any(dim=others) if others else wrong
-        indices = hit.nonzero().flatten().tolist()
+        count = int(hit.sum())
         what = _dimension(dim, wrong.dim())
-        if len(indices) < size or wrong.dim() == 1:
-            what = what.removesuffix("s") if len(indices) == 1 else what
-            said.append(f"{what} {ranges(indices)} ({len(indices)} of {size})")
+        if count < size or wrong.dim() == 1:
+            what = what.removesuffix("s") if count == 1 else what
+            said.append(f"{what} {ranges(hit)} ({count} of {size})")
     return [f"wrong in {', '.join(said)}" if said else "wrong in every row and column"]
 
 
@@ -78,16 +80,38 @@ def _dimension(dim: int, dims: int) -> str:
     return f"dim {dim} at"
 
 
-def ranges(indices: Sequence[int]) -> str:
-    """`0..169`, `1, 3, 7..9`; few of them."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1][1:] = [index]
-        else:
-            runs.append([index])
-    shown = [f"{run[0]}..{run[1]}" if len(run) > 1 else str(run[0]) for run in runs[:_SHOWN]]
-    return ", ".join(shown) + (f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else "")
+def ranges(mask: Tensor) -> str:
+    """The indices at which a 1-D mask is set: `0..169`, `1, 3, 7..9`; few of them.
+
+    Only those that are shown become numbers, so that a mask of any size can be asked.
+    """
+    mask = mask.cpu()
+    edge = torch.zeros(1, dtype=torch.bool)
+    before, after = torch.cat([edge, mask[:-1]]), torch.cat([mask[1:], edge])
+    starts, ends = mask & ~before, mask & ~after
+    runs = zip(_first(starts), _first(ends), strict=True)
+    shown = [f"{start}..{end}" if end > start else str(start) for start, end in runs]
+    more = int(starts.sum()) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _first(mask: Tensor) -> list[int]:
+    """The first indices at which a 1-D mask is set, as many as are shown."""
+    found: list[int] = []
+    for start in range(0, len(mask), _BLOCK):
+        block = mask[start : start + _BLOCK].nonzero().flatten()[: _SHOWN - len(found)]
+        found += (block + start).tolist()
+        if len(found) == _SHOWN:
+            break
+    return found
+
+
+def _varied(values: Tensor) -> bool:
+    """Whether there are four distinct values; in four looks at most, and without sorting."""
+    for _ in range(3):
+        if len(values):
+            values = values[values != values[0]]
+    return len(values) > 0
 
 
 def _sizes(judged: Judged) -> list[str]:
@@ -119,7 +143,7 @@ def _sizes(judged: Judged) -> list[str]:
 def _factor(judged: Judged) -> float | None:
     """The one factor by which every wrong element is off, as far as the budget can tell."""
     at = judged.wrong
-    if int(at.sum()) < 4 or len(judged.exact[at].abs().unique()) < 4:
+    if int(at.sum()) < 4 or not _varied(judged.exact[at].abs()):
         return None
     found = _fitted(judged.actual[at][None], judged.exact[at][None], judged.budget[at][None])
     return float(found) if bool(torch.isfinite(found)) else None
@@ -150,7 +174,11 @@ def _row_factors(judged: Judged, dtype: torch.dtype) -> str | None:
         groups.setdefault(f"{factor:.3g}", []).append(row)
     said = f"each of the {len(rows)} wrong rows is the reference's times a factor of its own"
     if len(groups) <= 4:
-        shown = "; ".join(f"rows {ranges(r)}: {factor}" for factor, r in groups.items())
+        count = len(plane[0])
+        masks = {factor: torch.zeros(count, dtype=torch.bool) for factor in groups}
+        for factor, one in groups.items():
+            masks[factor][one] = True
+        shown = "; ".join(f"rows {ranges(mask)}: {factor}" for factor, mask in masks.items())
         return f"{said} ({shown}): a scale or a normalisation by group of rows"
     said += f", {float(factors.min()):.3g} to {float(factors.max()):.3g}"
     if len(rows) == len(plane[0]) and abs(float(factors.sum()) - 1) < 1e-3:
@@ -175,19 +203,17 @@ def _wrong_axis(judged: Judged, dtype: torch.dtype) -> str | None:
 
 
 def _outside(judged: Judged, dtype: torch.dtype) -> str | None:
-    """Numbers outside [0, 1] where the reference has shares."""
-    exact, actual = judged.exact, judged.actual[torch.isfinite(judged.actual)]
-    if (
-        exact.numel() < 8
-        or not bool(((exact >= 0) & (exact <= 1)).all())
-        or not dtype.is_floating_point
-    ):
+    """Numbers outside [0, 1] where the reference has shares, in most places of the wrong rows."""
+    exact, actual = judged.exact, judged.actual
+    if not dtype.is_floating_point or exact.dim() == 0 or exact.numel() < _FEW:
         return None
-    if len(exact.unique()) < 4 or not len(actual):
+    if not bool(((exact >= 0) & (exact <= 1)).all()) or not _varied(exact.flatten()):
         return None
-    low, high = float(actual.min()), float(actual.max())
-    if low >= 0 and high <= 1.01:
+    rows = judged.wrong.any(dim=-1, keepdim=True) & torch.isfinite(actual)
+    outside = rows & ((actual < 0) | (actual > 1.01))
+    if int(outside.sum()) < max(_FEW, float(rows.sum()) / 2):
         return None
+    low, high = float(actual[rows].min()), float(actual[rows].max())
     return (
         f"the reference lies in [0, 1], the output in [{low:.3g}, {high:.3g}]: raw scores where"
         " shares are expected, a softmax or sigmoid left out"

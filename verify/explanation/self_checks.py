@@ -1,9 +1,13 @@
-"""Is a reference the float64 computation that it says it is? Two checks, before it may judge.
+"""Is a reference the float64 computation that it says it is? Asked before it may judge.
 
 A global flag (TF32 and its kin), a helper that computes in its inputs' precision, or a stored
 float32 result make a reference that is less exact than the kernel, and look like float64 once they
-are widened. Neither check knows the right value. What only one of them could see, and what neither
-can (a reference that is exactly computed, but of something else), stays the case's business.
+are widened. Three things tell of it, and each has an innocent cause as well: it moves with the
+dtype of its inputs (so does an epsilon read from that dtype), its values have the bits of float32
+(so has a table that is looked up), narrow arithmetic was seen to round (inside the budget of a
+bfloat16 result it does no harm). Two of them together have none, and one is never enough. What no
+check can see (a reference that is exactly computed, but of something else) stays the case's
+business.
 """
 
 from __future__ import annotations
@@ -14,23 +18,34 @@ import torch
 from torch import Tensor
 
 from verify.budgets import Reference
+from verify.explanation.narrow import plain, rounded, widened
+
+__all__ = ["coarse", "moved", "precisions", "weakness", "widened"]
 
 NEGLIGIBLE = 2.0**-10  # of its own budget: a reference may be wrong by that
 _NOISE = 2.0**-44  # of the largest value: what two computations in float64 may differ by
 _FLOAT32_BITS = 24
 _LEAST = 8  # elements of one exponent, to tell anything
 _SHARE = 0.25  # of them fill all 24 bits; half of them do when they were rounded
-_WIDER = {
-    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
-    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
-}
 
 
-def widened(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values in float64; integers and narrow formats stay as they are."""
-    return {
-        name: t.detach().clone().to(_WIDER.get(t.dtype, t.dtype)) for name, t in tensors.items()
-    }
+def weakness(
+    given: Reference, again: Reference | None, inputs: Mapping[str, Tensor], dtype: torch.dtype
+) -> str | None:
+    """Why a reference is no float64 computation, or None: not without two pieces of evidence.
+
+    given: the reference of `inputs`, everything that the case is given. again: the reference of
+    the same values, `widened`; None when there is none, and then nothing can be said. dtype: of
+    the output.
+    """
+    if again is None:
+        return None
+    seen = rounded(again.exact)
+    shift = moved(given, again, dtype)
+    bits = coarse(given, inputs) if shift is None or not seen else None
+    if sum((seen, shift is not None, bits is not None)) < 2:
+        return None
+    return "; ".join(filter(None, (shift or bits, precisions())))
 
 
 def precisions() -> str:
@@ -52,11 +67,12 @@ def moved(given: Reference, again: Reference, dtype: torch.dtype) -> str | None:
     slack = given.budget
     if torch.equal(given.exact, given.unrounded):  # it decides where to round, too
         slack = torch.where(given.margin > 0, torch.minimum(slack, given.margin), slack)
-    both = torch.isfinite(given.exact) & torch.isfinite(again.exact)
+    other = plain(again.exact).detach()
+    both = torch.isfinite(given.exact) & torch.isfinite(other)
     if not bool(both.any()):
         return None
     size = given.exact.abs()[both]
-    distance, slack = (again.exact - given.exact).abs()[both], slack[both]
+    distance, slack = (other - given.exact).abs()[both], slack[both]
     noise = _NOISE * float(size.max())
     far = (distance > NEGLIGIBLE * slack) & (distance > noise)
     if not bool(far.any()):

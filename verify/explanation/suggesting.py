@@ -15,7 +15,7 @@ import torch
 from verify.comparison import Comparison
 from verify.explanation.difference import pattern_of
 from verify.explanation.place_rules import PLACE_RULES
-from verify.explanation.value_rules import REST_RULES, VALUE_RULES
+from verify.explanation.value_rules import ASIDE_RULES, REST_RULES, VALUE_RULES
 
 
 def suggest(
@@ -42,4 +42,5 @@ def suggest(
         if by_value or pattern.context.get("explained")
         else [text for rule in REST_RULES if (text := rule(pattern))]
     )
-    return (*by_value, *by_place, *rest)
+    aside = [text for rule in ASIDE_RULES if (text := rule(pattern))]
+    return (*by_value, *by_place, *rest, *aside)

@@ -12,8 +12,12 @@ import torch
 from verify.explanation.difference import Array, Pattern
 
 Rule = Callable[[Pattern], str | None]
-_MANY_ROWS = 1 << 17  # rows that differ, beyond which their order is not looked at
+_MANY_ROWS = 1 << 17  # beyond which the order of rows is not looked at
+_MANY_ELEMENTS = 1 << 27  # the same, in all rows together
+_BLOCK = 1 << 22  # elements of rows that are widened to int64 at once
+_LEAST_RATIO = 1e-300  # of b / a and of a / b: beyond it one of them is no number
 _SIGNIFICAND_BITS = {torch.float32: 23, torch.float64: 52, torch.bfloat16: 7}
+_MOSTLY = 0.95  # of the elements that a rule speaks of
 
 
 def _sign_only(p: Pattern) -> str | None:
@@ -95,8 +99,18 @@ def _uninitialised(p: Pattern) -> str | None:
                     f"the {side} holds the byte 0x{byte:02x} throughout in {100 * share:.3g} % "
                     "of the places: fill pattern, memory read or returned before it was written"
                 )
+    return _nans(p, least=0.5)
+
+
+def _few_nans(p: Pattern) -> str | None:
+    """Some NaN among other differences are told, but they explain only themselves."""
+    told = _nans(p, least=0.0)
+    return told if told is not None and _nans(p, least=0.5) is None else None
+
+
+def _nans(p: Pattern, least: float) -> str | None:
     nans = p.comparison.classes.get("nan_vs_value", 0)
-    if not nans or p.values is None:
+    if not nans or p.values is None or nans < least * p.comparison.num_differing:
         return None
     side = p.names[int(np.isnan(p.values[1]).sum() < np.isnan(p.values[0]).sum())]
     if p.context.get("condition") == "memory":
@@ -125,10 +139,15 @@ def _ratio(p: Pattern) -> str | None:
             return None
         ratio = float(known)
     else:
-        ratios = y / x
+        with np.errstate(all="ignore"):  # garbage may be subnormal: no ratio then
+            ratios = y / x
+        if not (np.isfinite(ratios) & (ratios != 0)).all():
+            return None
         ratio = float(np.median(ratios))
         if np.abs(ratios / ratio - 1).max() > slack + 1e-12 or abs(ratio - 1) <= 16 * eps:
             return None
+    if not abs(ratio) > _LEAST_RATIO or not abs(1 / ratio) > _LEAST_RATIO:
+        return None  # NaN as well
     if abs(ratio + 1) < 1e-12 + slack:  # signs: a rule of their own
         return None
     for side, factor in ((p.names[1], ratio), (p.names[0], 1 / ratio)):
@@ -150,12 +169,13 @@ def _row_order(p: Pattern) -> str | None:
     shape = p.mask.shape
     counts = [shape[0]] if len(shape) < 3 else [shape[0], int(np.prod(shape[:-1]))]
     for rows in counts:
-        flat = [bits.reshape(rows, -1) for bits in p.bits]
-        changed = np.flatnonzero(np.any(flat[0] != flat[1], axis=1))
-        if not 2 <= len(changed) <= _MANY_ROWS or (len(changed) < 4 and flat[0].shape[1] < 2):
+        if rows > _MANY_ROWS or p.mask.size > _MANY_ELEMENTS:
             continue
-        keys = [_row_keys(side) for side in flat]
-        base, other = (key[changed].tolist() for key in keys)
+        flat = [bits.reshape(rows, -1) for bits in p.bits]
+        changed = np.flatnonzero(p.mask.reshape(rows, -1).any(axis=1))
+        if len(changed) < (2 if flat[0].shape[1] > 1 else 4):
+            continue
+        base, other = (_row_keys(side, changed).tolist() for side in flat)
         # rows of one small number are in another order by chance
         if len(set(base)) < (2 if flat[0].shape[1] > 1 else 4):
             continue
@@ -169,9 +189,11 @@ def _row_order(p: Pattern) -> str | None:
                 f"the {len(changed)} rows that differ are the same rows in another order{how}: "
                 "order or mapping of rows, not their values"
             )
-        known = {key: row for row, key in enumerate(keys[0].tolist())}
-        zero = int(_row_keys(np.zeros_like(flat[0][:1]))[0])
-        if flat[0].shape[1] > 1 and all(key in known and key != zero for key in other):
+        if flat[0].shape[1] < 2:
+            continue
+        known = {key: row for row, key in enumerate(_row_keys(flat[0], np.arange(rows)).tolist())}
+        zero = int(_row_keys(np.zeros_like(flat[0][:1]), np.zeros(1, np.int64))[0])
+        if all(key in known and key != zero for key in other):
             row = int(changed[0])
             return (
                 f"every row that differs is a row of the {p.names[0]} from elsewhere (row {row} "
@@ -181,17 +203,23 @@ def _row_order(p: Pattern) -> str | None:
     return None
 
 
-def _row_keys(rows: Array) -> Array:
-    weights = np.random.default_rng(1).integers(-(2**63), 2**63, rows.shape[1], np.int64)
-    return ((rows.astype(np.int64) + 1) * (weights | 1)).sum(axis=1)
+def _row_keys(rows: Array, chosen: Array) -> Array:
+    """One int64 for the content of each chosen row; in blocks, since that needs int64 copies."""
+    weights = np.random.default_rng(1).integers(-(2**63), 2**63, rows.shape[1], np.int64) | 1
+    step = max(1, _BLOCK // max(1, rows.shape[1]))
+    blocks = [chosen[start : start + step] for start in range(0, len(chosen), step)]
+    return np.concatenate(
+        [((rows[block].astype(np.int64) + 1) * weights).sum(axis=1) for block in blocks]
+    )
 
 
 def _accumulation(p: Pattern) -> str | None:
     if p.values is None or p.ulps is None or p.comparison.num_differing < 4:
         return None
-    x, y = p.values
-    if np.any(p.ulps < 0) or np.median(p.ulps) > 16:
+    finite = p.ulps >= 0
+    if finite.mean() < _MOSTLY or np.median(p.ulps[finite]) > 16 or _steady(p) is not None:
         return None
+    x, y = (values[finite] for values in p.values)
     if np.abs(x - y).max() > 64 * torch.finfo(p.dtype).eps * np.abs(x).max():
         return None
     for axis in (0, 1):
@@ -207,7 +235,31 @@ def _accumulation(p: Pattern) -> str | None:
     if condition in ("batch", "threads", "schedule", "vary", "ep", "process"):
         varied = {"threads": "number of threads", "vary": "setting"}.get(condition, condition)
         cause = f"another order of accumulation for another {varied} (tile, split or kernel)"
-    return f"few ulp (median {int(np.median(p.ulps))}), scattered over rows and columns: {cause}"
+    median = int(np.median(p.ulps[finite]))
+    return f"few ulp (median {median}), scattered over rows and columns: {cause}"
+
+
+def _steady(p: Pattern) -> str | None:
+    """Roundings differ in size and sign; a formula that differs is off by the same share."""
+    if p.values is None or p.ulps is None or p.comparison.num_differing < 16:
+        return None
+    usable = (p.ulps >= 0) & (p.values[0] != 0)
+    if usable.mean() < _MOSTLY:
+        return None
+    x, y = (values[usable] for values in p.values)
+    with np.errstate(over="ignore", invalid="ignore"):
+        share = (y - x) / x
+    if not np.isfinite(share).all():
+        return None
+    middle = float(np.median(share))
+    low, high = np.quantile(np.abs(share), (0.1, 0.9))
+    one_sided = float(np.mean(np.sign(share) == np.sign(middle)))
+    if one_sided < _MOSTLY or high > 2 * low or np.median(p.ulps[usable]) < 4:
+        return None
+    return (
+        f"nearly the same share everywhere ({middle:.2g} of the value): an epsilon, a scale or"
+        " another formula, not another order of additions"
+    )
 
 
 def _other_values(p: Pattern) -> str | None:
@@ -235,4 +287,5 @@ VALUE_RULES: tuple[Rule, ...] = (
     _ratio,
     _row_order,
 )
-REST_RULES: tuple[Rule, ...] = (_accumulation, _other_values)
+REST_RULES: tuple[Rule, ...] = (_accumulation, _steady, _other_values)
+ASIDE_RULES: tuple[Rule, ...] = (_few_nans,)

@@ -29,7 +29,8 @@ _HELP = "`verify gate --help` describes the file"
 class Config:
     """A gate. Paths and patterns are relative to the current directory, the root of the repository.
 
-    path: the file it was read from. cases: targets. options: of the runs. controls: pattern of the
+    path: the file it was read from. cases: targets. options: of the runs; whatever its `claims`
+    say, a case that declares a golden is compared with it. controls: pattern of the
     planted faults that run first. kernels, exempt: patterns of source files that need a case, and
     of those among them that need none. seconds, executions: the budget; None is no limit.
     require_clean: uncommitted changes keep the gate from passing.

@@ -23,12 +23,13 @@ def findings(
     dirty: Sequence[str] = (),
     cut_off: Sequence[str] = (),
     spent: str | None = None,
+    unclaimed: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The findings of a gate, as rows {reason, verdict, detail}.
 
     uncovered: changed sources without a case; elsewhere: where a case has a file of that name.
     failed_controls: their names. dirty: uncommitted files that are not allowed. cut_off: cases that
-    had to run and did not, and `spent`, why.
+    had to run and did not, and `spent`, why. unclaimed: stored goldens that no case declares.
     """
     found = []
     if uncovered:
@@ -42,6 +43,9 @@ def findings(
         found.append(_row("dirty-source", f"not committed: {_listed(dirty)}"))
     if cut_off:
         found.append(_row("budget-spent", f"{spent} before these ran: {_listed(cut_off)}"))
+    if unclaimed:
+        detail = f"declared by no case, so not compared: {_listed(unclaimed)}"
+        found.append(_row("golden-unclaimed", detail))
     return found
 
 

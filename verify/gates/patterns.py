@@ -34,13 +34,59 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(_compiled(pattern).fullmatch(name) for pattern in patterns)
 
 
+def below(folder: str, patterns: Iterable[str]) -> bool:
+    """Whether any of them can match a file below a folder."""
+    return any(_leads_into(folder.split("/"), pattern.split("/")) for pattern in patterns)
+
+
+def all_below(folder: str, patterns: Iterable[str]) -> bool:
+    """Whether one of them, `folder/**` say, matches whatever is below a folder."""
+    return any(
+        pattern == "**" or (pattern.endswith("/**") and matches(folder, [pattern[:-3]]))
+        for pattern in patterns
+    )
+
+
 def any_file(pattern: str, root: Path) -> bool:
     """Whether a file below `root` matches."""
     return any(matches(name, [pattern]) for name in _files(pattern, root))
 
 
-def _files(pattern: str, root: Path) -> Iterator[str]:
-    """Names of files that might match: only the folders are looked into that the pattern names."""
+def files(pattern: str, root: Path) -> Iterator[str]:
+    """The files below `root` that match; links to folders are not followed, except where the
+    pattern names one itself."""
+    return (name for name in _files(pattern, root) if matches(name, [pattern]))
+
+
+def linked(pattern: str, root: Path) -> Iterator[tuple[str, str]]:
+    """Names that a pattern reaches through a link, each with its real name from `root`.
+
+    A name of a file that matches, or of a link to a folder below which the pattern could match. Git
+    tells changes by real names only.
+    """
+    here = os.path.realpath(root)
+    for name in _files(pattern, root, links=True):
+        real = Path(os.path.relpath(os.path.realpath(root / name), here)).as_posix()
+        if real != name and (
+            matches(name, [pattern]) or ((root / name).is_dir() and below(name, [pattern]))
+        ):
+            yield name, real
+
+
+def _leads_into(folder: list[str], parts: list[str]) -> bool:
+    for name, part in zip(folder, parts, strict=False):
+        if part == "**":
+            return True
+        if not _compiled(part).fullmatch(name):
+            return False
+    return len(parts) > len(folder)
+
+
+def _files(pattern: str, root: Path, *, links: bool = False) -> Iterator[str]:
+    """Names of files that might match: only the folders are looked into that the pattern names.
+
+    links: also those of links to folders.
+    """
     parts = pattern.split("/")
     fixed = 0
     while fixed < len(parts) - 1 and not _MAGIC.search(parts[fixed]):
@@ -51,8 +97,10 @@ def _files(pattern: str, root: Path) -> Iterator[str]:
         folders[:] = sorted(one for one in folders if one != ".git")
         inside = Path(folder).relative_to(root)
         if not deep and len(inside.parts) >= len(parts) - 1:
-            folders.clear()
-        for name in sorted(names):
+            folders.clear()  # the pattern cannot match below them
+        if links:
+            names = [*names, *(one for one in folders if (Path(folder) / one).is_symlink())]
+        for name in sorted(one for one in names if one != ".git"):  # a file in a submodule
             yield (inside / name).as_posix()
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,16 @@ from verify import results
 from verify.decision import decide
 from verify.errors import CaseError, InputFileError, UnsupportedError
 from verify.evidence import Execution, Trouble
-from verify.gates import changes as git
+from verify.gates import touched
 from verify.gates.config import Config, load
 from verify.gates.coverage import Coverage, coverage
 from verify.gates.findings import findings
 from verify.gates.pacing import Budget, ordered, paced
-from verify.gates.patterns import any_file
+from verify.gates.patterns import all_below, any_file, below, linked, matches
+from verify.gates.unclaimed import Stored, stored_goldens
 from verify.plans import plans_of, with_options
-from verify.running import collect, joined_by_torchrun, refuse_unreadable
-from verify.targets import Found, find
+from verify.running import collect, find_all, joined_by_torchrun, refuse_unreadable, shown
+from verify.targets import Found
 
 Progress = Callable[[str], None]
 _NOTHING = Coverage(frozenset(), (), {})
@@ -37,15 +38,15 @@ _NOTHING = Coverage(frozenset(), (), {})
 def run(
     path: Path,
     since: str | None = None,
-    report: Path | None = None,
+    written: Sequence[Path] = (),
     *,
     progress: Progress = lambda text: None,
 ) -> dict[str, Any]:
     """Runs the gate of a file and returns the result document.
 
-    since: a revision; sources that changed since HEAD left it must be covered by a case. report: a
-    folder that the caller writes, so its content is no change. Raises VerifyError before anything
-    runs for a file, case, pattern or revision that is not as it should be.
+    since: a revision; sources that changed since HEAD left it must be covered by a case. written:
+    files that the caller writes, which are no change. Raises VerifyError before anything runs for
+    a file, case, pattern or revision that is not as it should be.
     """
     started, clock = datetime.now(UTC), time.perf_counter()
     if joined_by_torchrun():
@@ -55,10 +56,12 @@ def run(
     config = load(path)
     found, controls = find_cases(config), _controls(config)
     _refuse_idle_patterns(config)
+    _refuse_links(config)
     plans = plans_of(found, config.options)
     refuse_unreadable(found, config.options)
-    change = git.since(since, report) if since is not None else None
-    dirty = git.uncommitted(report) if config.require_clean else ()
+    goldens_here = stored_goldens(config.options.golden_folder, found)
+    change = touched.since(since, written) if since is not None else None
+    dirty = touched.uncommitted(written) if config.require_clean else ()
     stored = golden_changes(config.options.golden_folder, change.base) if change else []
     covered = coverage(config, change, found, stored) if change else _NOTHING
 
@@ -83,14 +86,14 @@ def run(
         verdicts=[decide(plan, records) for plan in kept],
         executions=[one for one in records if isinstance(one, Execution)],
         environment=_environment(),
-        options=_shown(config),
+        options=shown(config.options),
         command=["verify", *sys.argv[1:]],
         ranks=max(plan.ranks for plan in plans),
         started=started,
         seconds=time.perf_counter() - clock,
         controls=checked,
         gate={
-            **_asked(config, since, change),
+            **_asked(config, since, change, goldens_here),
             "affected": affected,
             "uncovered": covered.uncovered,
             "left_out": left_out,
@@ -108,27 +111,34 @@ def run(
                 dirty=dirty,
                 cut_off=cut_off,
                 spent=ran.spent,
+                unclaimed=goldens_here.unclaimed,
             ),
         },
     )
 
 
 def find_cases(config: Config) -> list[Found]:
-    """The cases of a gate, each once, with the options of its file.
+    """The cases of a gate, each once, with the options of its file. A case that declares a golden
+    promises it here whatever `claims` says.
 
     Raises InputFileError that names the entry, for one that cannot be found or planned.
     """
-    here = os.getcwd()
     found: dict[str, Found] = {}
     for position, target in enumerate(config.cases):
         try:
-            found |= {one.target: with_options(one, config.options) for one in find(target)}
+            found |= {one.target: _promised(one, config) for one in find_all([target])}
         except CaseError as error:
             where = f"{config.path}: cases[{position}] = {target!r}"
             raise InputFileError(f"{where}: {error}") from error
-        finally:
-            os.chdir(here)
     return list(found.values())
+
+
+def _promised(found: Found, config: Config) -> Found:
+    """A case with the options of the gate, and with the claim `golden` if it declares one."""
+    case = with_options(found, config.options).case
+    if case.golden and "golden" not in case.claims:
+        case = replace(case, claims=(*case.claims, "golden"))
+    return Found(case, found.target)
 
 
 def golden_changes(folder: Path, base: str) -> list[dict[str, Any]]:
@@ -161,6 +171,19 @@ def _refuse_idle_patterns(config: Config) -> None:
                 )
 
 
+def _refuse_links(config: Config) -> None:
+    """Git names files by their real folders, so a pattern through a link would match no change."""
+    for pattern in config.kernels:
+        for name, real in linked(pattern, Path.cwd()):
+            if matches(name, config.exempt) or all_below(name, config.exempt):
+                continue
+            if not matches(real, config.kernels) and not below(real, config.kernels):
+                raise InputFileError(
+                    f"{config.path}: sources.kernels holds {pattern!r}, which reaches {name} "
+                    f"through a link; git names changes of it as {real}: write the real path"
+                )
+
+
 def _check_the_checker(names: Sequence[str], progress: Progress) -> dict[str, Any]:
     from verify import controls
 
@@ -168,19 +191,17 @@ def _check_the_checker(names: Sequence[str], progress: Progress) -> dict[str, An
     return {key: outcome[key] for key in ("status", "passed", "failed")}
 
 
-def _asked(config: Config, since: str | None, change: git.Changes | None) -> dict[str, Any]:
+def _asked(
+    config: Config, since: str | None, change: touched.Changes | None, goldens_here: Stored
+) -> dict[str, Any]:
     return {
         "config": os.fspath(config.path),
         "since": since,
         "base": change.base if change else None,
         "kernels": config.kernels,
         "changed": change.changed if change else (),
+        "goldens_not_checked": goldens_here.not_checked,
     }
-
-
-def _shown(config: Config) -> dict[str, Any]:
-    """The options as `verify run` would take them; paths become text in the document."""
-    return {k: v for k, v in asdict(config.options).items() if k != "keep_goldens"}
 
 
 def _environment() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What changed between two states of the goldens: the table that a pull request shows.
+"""What changed between two states of the goldens: the rows that a pull request shows.
 
 One row per tensor: old and new digest, the largest distance in ULP of the output's dtype, how many
 elements differ, and the reason. The old state is another folder's, or a git revision's. For float64
@@ -8,23 +8,22 @@ goldens the values just before the output cast are compared, in ULP of the outpu
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tabulate import tabulate
 from torch import Tensor
 
+from verify import git
 from verify.budgets import spacing
 from verify.comparison import compare
 from verify.errors import InputFileError
 from verify.goldens import PARTS, packing, store
 from verify.goldens.store import INDEX, Entry
-from verify.rendering.escaping import code, prose
 
 Tensors = Mapping[str, Tensor]
+UNREADABLE = "(index)"  # the case of the one row about an old index that cannot be read
 _NOISE = 2.0**-10  # of a budget: the float64 reference's own rounding is far below
 
 
@@ -75,11 +74,16 @@ def restored(entry: Entry) -> dict[str, Any]:
 def since(folder: Path, revision: str) -> list[dict[str, Any]]:
     """The rows between a git revision and the folder as it is.
 
-    Raises InputFileError when git cannot tell, or an index cannot be read.
+    An index that could not be read at the revision is one row of its own, since a change that
+    repairs it must not be stopped. Raises InputFileError when git cannot tell, or the index of
+    today cannot be read.
     """
     _refuse_unknown(folder, revision)
-    old = _at_revision(folder, revision)
     new = store.read(folder)
+    try:
+        old = _at_revision(folder, revision)
+    except _Unreadable:
+        return [_unreadable(revision)]
     before = {entry.identity: entry for entry in old}
     after = {entry.identity: entry for entry in new.entries}
     found: list[dict[str, Any]] = []
@@ -94,24 +98,21 @@ def since(folder: Path, revision: str) -> list[dict[str, Any]]:
     return found
 
 
-def markdown(changed: Sequence[Mapping[str, Any]]) -> str:
-    """The table for a pull request; a sentence when nothing changed."""
-    if not changed:
-        return "No golden changed.\n"
-    shown = [
-        (
-            code(row["case"]),
-            row["kind"],
-            code(row["tensor"]),
-            *_short(row["old"], row["new"]),
-            "" if row["max_ulp"] is None else f"{row['max_ulp']:,}",
-            "" if row["differing"] is None else f"{row['differing']:,}",
-            prose(row["reason"]),
-        )
-        for row in changed
-    ]
-    headers = ("case", "kind", "tensor", "old", "new", "largest ULP", "elements", "reason")
-    return tabulate(shown, headers=headers, tablefmt="pipe", disable_numparse=True) + "\n"
+class _Unreadable(Exception):
+    """The index of a revision is not one."""
+
+
+def _unreadable(revision: str) -> dict[str, Any]:
+    return {
+        "case": UNREADABLE,
+        "kind": "",
+        "tensor": "",
+        "old": None,
+        "new": None,
+        "max_ulp": None,
+        "differing": None,
+        "reason": f"the index of {revision} cannot be read",
+    }
 
 
 def same_reference(old: Tensors, new: Tensors) -> bool:
@@ -185,28 +186,14 @@ def _distance(kind: str, name: str, dtype: str, old: Tensors, new: Tensors) -> d
     return {"max_ulp": largest, "differing": int(unlike.sum())}
 
 
-def _short(old: str | None, new: str | None) -> tuple[str, str]:
-    """Both cells: eight digits of a digest, and dtype and shape where these differ."""
-    before, after = ((text or "").rpartition(":")[0] for text in (old, new))
-    heads = (f"{before} ", f"{after} ") if old and new and before != after else ("", "")
-    return _cell(old, heads[0]), _cell(new, heads[1])
-
-
-def _cell(text: str | None, head: str) -> str:
-    if text is None:
-        return "-"
-    return f"`{head}{_hex(text)}`" if ":" in text else f"`{text}`"
-
-
 def _at_revision(folder: Path, revision: str) -> tuple[Entry, ...]:
     content = _show(folder, revision, INDEX)
     if content is None:
         return ()
     try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InputFileError(f"{revision}:{INDEX}: not UTF-8 text") from None
-    return store.parse(text, f"{revision}:{folder.name}/{INDEX}")
+        return store.parse(content.decode("utf-8"), f"{revision}:{folder.name}/{INDEX}")
+    except (UnicodeDecodeError, InputFileError) as error:
+        raise _Unreadable from error
 
 
 def _tensors_at(folder: Path, revision: str, entry: Entry) -> Tensors | None:
@@ -227,31 +214,35 @@ def _tensors_at(folder: Path, revision: str, entry: Entry) -> Tensors | None:
 
 def _refuse_unknown(folder: Path, revision: str) -> None:
     """Of a commit that it does not have, git says of every file that it was not there."""
-    if not revision or revision.startswith("-"):  # git would take it for the index, or an option
+    if not git.may_be_revision(revision):
         raise InputFileError(f"{revision!r} is no git revision; give a commit, a branch or a tag")
-    done = _git(folder, revision, "rev-parse", "--verify", f"{revision}^{{commit}}")
+    place = _nearest(folder)
+    if git.run("rev-parse", "--show-toplevel", folder=place).returncode:
+        raise InputFileError(
+            f"{folder}: the folder of goldens lies outside of the repository, so what changed in it"
+            " cannot be told; keep goldens in the repository, where a change of them is reviewed"
+        )
+    done = git.run("rev-parse", "--verify", f"{revision}^{{commit}}", folder=place)
     if done.returncode:
-        told = done.stderr.decode("utf-8", "replace").strip()
-        raise InputFileError(f"git does not know {revision!r} here: {told}")
+        raise InputFileError(
+            f"git does not know {revision!r} in the repository of {folder}: {git.said(done)}"
+        )
 
 
 def _show(folder: Path, revision: str, name: str) -> bytes | None:
     """A file of the folder at a revision; None when it was not there then."""
-    prefix = "./" if folder.is_dir() else f"./{folder.name}/"
-    done = _git(folder, revision, "show", f"{revision}:{prefix}{name}")
+    place = _nearest(folder)
+    path = (Path(os.path.abspath(folder)).relative_to(place) / name).as_posix()
+    done = git.run("show", f"{revision}:./{path}", folder=place)
     if done.returncode == 0:
         return done.stdout
-    told = done.stderr.decode("utf-8", "replace")
+    told = git.said(done)
     if "does not exist in" in told or "exists on disk, but not in" in told:
         return None
-    raise InputFileError(f"git cannot show {name} at {revision!r}: {told.strip()}")
+    raise InputFileError(f"git cannot show {name} at {revision!r}: {told}")
 
 
-def _git(folder: Path, revision: str, *words: str) -> subprocess.CompletedProcess[bytes]:
-    where = folder if folder.is_dir() else folder.parent
-    english = {**os.environ, "LC_ALL": "C"}  # its words are read
-    command = ["git", "-C", str(where), *words]
-    try:
-        return subprocess.run(command, check=False, capture_output=True, timeout=60.0, env=english)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise InputFileError(f"cannot ask git for {revision}: {error}") from error
+def _nearest(folder: Path) -> Path:
+    """The folder of goldens, or the nearest above it when it is not there (any more)."""
+    place = Path(os.path.abspath(folder))
+    return next(one for one in (place, *place.parents) if one.is_dir())

@@ -2,7 +2,8 @@
 
 The key is what the author of the code does not control: architecture or ISA, compiler and library
 versions, numerics flags. Source digest, commit, thread count and device names are provenance: they
-explain a difference and never excuse it. Driver and cubin are provenance too: the same cubin with
+explain a difference and never excuse it (the count is set again for the run that is compared, since
+no user chose it). Driver and cubin are provenance too: the same cubin with
 other bits is a finding about driver or hardware.
 """
 
@@ -53,7 +54,7 @@ def key_of(environment: Mapping[str, Any], devices: tuple[str, ...] = ("cpu",)) 
         key |= {"cuda": str(cuda.get("runtime")), "sm": ",".join(capabilities)}
     else:
         key |= {
-            "cpu": cpu_vendor(),
+            "cpu": cpu_vendor() or str(environment.get("cpu_model")),
             "isa": str(environment.get("cpu_capability")),
             "blas": "; ".join(environment.get("math_libraries") or [str(environment.get("blas"))]),
         }
@@ -61,13 +62,14 @@ def key_of(environment: Mapping[str, Any], devices: tuple[str, ...] = ("cpu",)) 
 
 
 def cpu_vendor() -> str:
-    """The maker of the processor, by which math libraries choose their kernels."""
+    """The maker of the processor, by which math libraries choose their kernels; "" where the system
+    does not name it, as on macOS: there the model stands for it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "unknown"
+        return ""
     found = re.search(r"^(?:vendor_id|CPU implementer)\s*:\s*(\S+)", text, re.MULTILINE)
-    return found.group(1) if found else "unknown"
+    return found.group(1) if found else ""
 
 
 def provenance(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,17 @@ import torch
 from torch import Tensor
 
 from verify.budgets import spacing
+from verify.captures import facts_of
 
 _AS_NEAR = 2.0  # times the other's error (root mean square); orders of a sum differ by less
 _AS_NEAR_AT_WORST = 8.0
+_REGRESSION = (
+    "likely: a regression: this run has other values where the reference is NaN or infinity"
+)
+_WRONG_GOLDEN = (
+    "likely: a better result, or a wrong golden: it has other values where the reference is NaN or"
+    " infinity"
+)
 
 
 def told(golden: Tensor, actual: Tensor, exact: Tensor | None, *, stable: bool) -> list[str]:
@@ -28,9 +36,14 @@ def told(golden: Tensor, actual: Tensor, exact: Tensor | None, *, stable: bool) 
     said = [_stability(stable)]
     if (golden.dtype, golden.shape) != (actual.dtype, actual.shape):
         return said
-    broken = [_nonfinite(one) for one in (golden, actual)]
+    wide = exact.double() if exact is not None and exact.shape == actual.shape else None
+    known = torch.ones(actual.shape, dtype=torch.bool) if wide is None else torch.isfinite(wide)
+    broken = [facts_of(one[known.to(one.device)]).nonfinite for one in (golden, actual)]
     if broken[0]:
-        said.append(f"the golden itself holds {broken[0]} NaN or infinity, this run {broken[1]}")
+        where = "" if bool(known.all()) else " where the reference is finite"
+        said.append(
+            f"the golden itself holds {broken[0]} NaN or infinity{where}, this run {broken[1]}"
+        )
     if broken[0] > broken[1]:
         return [
             *said,
@@ -40,16 +53,31 @@ def told(golden: Tensor, actual: Tensor, exact: Tensor | None, *, stable: bool) 
         return said
     if exact is None:
         return [*said, "a reference=... would say which of the two is nearer to float64"]
-    if exact.shape != actual.shape:
+    if wide is None:
         return said
-    wide = exact.double()
-    errors = [(one.double() - wide).abs() for one in (golden, actual)]
+    sides = [one.double() for one in (golden, actual)]
+    lost = [int((~known & ~_same(one, wide)).sum()) for one in sides]
+    if any(lost):
+        said.append(
+            f"of {int((~known).sum())} elements whose reference is NaN or infinity the golden has"
+            f" {lost[0]} otherwise, this run {lost[1]}"
+        )
+    if stable and lost[0] != lost[1]:
+        return [*said, _REGRESSION if lost[1] > lost[0] else _WRONG_GOLDEN]
+    if not bool(known.any()):
+        return said
+    wide = wide[known]
+    errors = [(one[known] - wide).abs() for one in sides]
     ulp = spacing(wide.abs(), actual.dtype)
     worst = [float((error / ulp).max()) for error in errors]
     said.append(
         f"worst error against float64: golden {worst[0]:.3g} ulp, this run {worst[1]:.3g} ulp"
     )
     return [*said, *([_likely(errors[0], errors[1])] if stable else [])]
+
+
+def _same(one: Tensor, other: Tensor) -> Tensor:
+    return (one == other) | (one.isnan() & other.isnan())
 
 
 def _stability(stable: bool) -> str:
@@ -88,10 +116,3 @@ def _ratio(one: float, other: float) -> float:
     if other > 0:
         return one / other
     return math.inf if one > 0 else 1.0
-
-
-def _nonfinite(tensor: Tensor) -> int:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0
-    wide = tensor if tensor.is_complex() else tensor.double()
-    return int((~torch.isfinite(wide)).sum())

@@ -23,6 +23,7 @@ from verify.goldens.store import SUFFIX, Entry
 from verify.hashing import digest_tensor
 from verify.tensor_files import opened
 
+LARGEST = 256 * 2**20  # bytes of one golden: it is held in memory and committed to a repository
 _ROUNDED_UP = ("budget", "margin")  # stored as float32, never smaller than they were
 _METADATA = "mok-verify"
 _MEND = "restore the file, or make the golden again: verify golden update"
@@ -33,17 +34,22 @@ def to_bytes(tensors: Mapping[str, Tensor], case: str, kind: str) -> bytes:
     """A safetensors file. UnsupportedError for dtypes that it cannot hold."""
     from safetensors.torch import save
 
-    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    stored = _unshared(tensors)
     # one key: several would be written in random order
     metadata = {_METADATA: json.dumps({"case": case, "kind": kind}, sort_keys=True)}
     try:
-        return save({name: value.clone() for name, value in stored.items()}, metadata)
+        return save(stored, metadata)
     except (KeyError, ValueError, TypeError) as error:
         kinds = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.values()})
         raise UnsupportedError(
             f"golden of {case!r}: a safetensors file cannot hold {', '.join(kinds)}: {error}."
             " Return parts that it can hold, such as real and imaginary ones"
         ) from error
+
+
+def size_of(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of their content."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def digests_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -130,6 +136,18 @@ def _unlike_its_kind(tensors: Mapping[str, Tensor], entry: Entry) -> str:
         if len({tuple(part.shape) for part in parts}) > 1:
             return f"{name} is of kind float64, whose tensors have one shape"
     return ""
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as the format wants them; it refuses shared memory, so that is copied."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        value = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        memory = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if memory in seen else value
+        seen.add(memory)
+    return found
 
 
 def _listed(outputs: Mapping[str, str]) -> str:

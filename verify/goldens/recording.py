@@ -2,15 +2,16 @@
 
 A golden says that somebody looked and found it right, so this refuses more than it allows: cases
 that are not VERIFIED on repeat and on their reference or exact expectation, values that are not
-finite, a dirty tree or a changed golden without a reason, and CI. Either everything that was asked
-for is written or nothing is. What has not changed keeps its entry, provenance included.
+finite, a golden that is too large to commit, a dirty tree or a changed golden without a reason, and
+CI. Either everything that was asked for is written or nothing is. What has not changed keeps its
+entry, provenance included.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify.captures import facts_of
 from verify.environment import source_state
 from verify.errors import CaseError, VerifyError
 from verify.goldens import changes, packing, store
-from verify.goldens.status import case_of, lasting
+from verify.goldens.status import elsewhere, lasting
 from verify.goldens.store import Entry, Index
 from verify.plans import RunOptions, source_digest
 from verify.reasons import Verdict
 from verify.running import joined_by_torchrun, run_here
-from verify.sources import source_files
-from verify.targets import Found, find
+from verify.targets import Found, find, twice
 from verify.verdicts import CaseVerdict
 from verify.workers import golden_path
 
@@ -75,16 +76,18 @@ def update(
     index = store.read(folder)  # an unreadable folder is an error before anything runs
     with tempfile.TemporaryDirectory(prefix="verify-golden-") as place:
         kept = _execute(found, Path(place), progress)
-    reason = " ".join(reason.split())
-    if not folder.exists():
-        _change(found, kept, index, reason, allow_nonfinite)  # a refusal leaves no folder behind
-    with store.locked(folder):
-        index = store.read(folder)
-        change = _change(found, kept, index, reason, allow_nonfinite)
-        if change.entries:
-            replaced = {one.identity for one in change.entries}
-            others = [one for one in index.entries if one.identity not in replaced]
-            store.write(folder, [*others, *change.entries], change.files)
+        reason = " ".join(reason.split())
+        change = None
+        if not folder.exists():  # a refusal leaves no folder behind
+            change = _change(found, _opened(kept), index, reason, allow_nonfinite)
+        with store.locked(folder):
+            now = store.read(folder)
+            if change is None or now != index:
+                change = _change(found, _opened(kept), now, reason, allow_nonfinite)
+            if change.entries:
+                replaced = {one.identity for one in change.entries}
+                others = [one for one in now.entries if one.identity not in replaced]
+                store.write(folder, [*others, *change.entries], change.files)
     return change.rows
 
 
@@ -98,8 +101,7 @@ def declaring(targets: Sequence[str | Found]) -> list[Found]:
             f"no case of {asked} declares a golden; add golden='exact', 'float64' or 'bits' to"
             " @verify.case"
         )
-    names = [one.case.name for one in found]
-    double = next((name for name in names if names.count(name) > 1), None)
+    double = twice([one.case.name for one in found])
     if double is not None:
         raise CaseError(f"two cases called {double!r} declare goldens; rename one")
     return found
@@ -121,8 +123,8 @@ def refuse_surroundings(reason: str) -> None:
         )
 
 
-def _execute(found: Sequence[Found], place: Path, progress: Progress) -> list[dict[str, Any]]:
-    """What every case would store. All of them have to be VERIFIED."""
+def _execute(found: Sequence[Found], place: Path, progress: Progress) -> list[Path]:
+    """The files of what every case would store. All of them have to be VERIFIED."""
     cases = []
     for one in found:
         claims = ["repeat"]
@@ -133,10 +135,13 @@ def _execute(found: Sequence[Found], place: Path, progress: Progress) -> list[di
     for verdict in verdicts:
         if verdict.verdict is not Verdict.VERIFIED:
             raise RefusedError(_not_verified(verdict))
-    return [
-        torch.load(golden_path(place / "ranks1", index), weights_only=True)
-        for index in range(len(cases))
-    ]
+    return [golden_path(place / "ranks1", index) for index in range(len(cases))]
+
+
+def _opened(kept: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Their content, one after the other: all of it at once may not fit into memory."""
+    for path in kept:
+        yield torch.load(path, weights_only=True, mmap=True)
 
 
 def _not_verified(verdict: CaseVerdict) -> str:
@@ -154,7 +159,7 @@ def _not_verified(verdict: CaseVerdict) -> str:
 
 def _change(
     found: Sequence[Found],
-    kept: Sequence[Mapping[str, Any]],
+    kept: Iterator[Mapping[str, Any]],
     index: Index,
     reason: str,
     allow_nonfinite: bool,
@@ -162,6 +167,7 @@ def _change(
     """What has to be written, if anything. Raises RefusedError for the first case it refuses."""
     change = Change()
     for case, content in zip(found, kept, strict=True):
+        _refuse_size(case, content["tensors"])
         one = _candidate(case, content, index, reason)
         _refuse_owner(one, case, index.folder)
         entry = one.entry
@@ -198,7 +204,7 @@ def _candidate(found: Found, kept: Mapping[str, Any], index: Index, reason: str)
         made=kept["made"],
         outputs=dict(sorted(kept["outputs"].items())),
         tensors=digests,
-        nonfinite=sum(_nonfinite(tensor) for tensor in tensors.values()),
+        nonfinite=sum(facts_of(tensor).nonfinite for tensor in tensors.values()),
     )
     old = next((one for one in index.entries if one.identity == entry.identity), None)
     old_tensors = None
@@ -226,25 +232,27 @@ def _unchanged(one: Candidate) -> bool:
 
 
 def _refuse_owner(one: Candidate, found: Found, folder: Path) -> None:
-    """A golden of the same name that another case still declares: it would lose it silently."""
-    if one.old is None or one.old.target == one.entry.target:
-        return
-    try:
-        owner = case_of(one.old, folder)
-        same = owner is None or source_files(owner.case)[:1] == source_files(found.case)[:1]
-    except CaseError:
-        return  # whether that case still exists cannot be told
-    if not same:
+    """A golden of the same name that another case may still declare: it would lose it silently."""
+    problem = elsewhere(one.old, found, folder) if one.old is not None else ""
+    if problem:
+        raise RefusedError(f"no golden was written: that of {one.entry.case!r} {problem}")
+
+
+def _refuse_size(found: Found, tensors: Mapping[str, Tensor]) -> None:
+    size = packing.size_of(tensors)
+    if size > packing.LARGEST:
+        largest = max(tensors, key=lambda name: packing.size_of({name: tensors[name]}))
         raise RefusedError(
-            f"no golden was written: that of {one.entry.case!r} belongs to {one.old.target}, which"
-            f" declares it, too; rename one of the two cases"
+            f"no golden was written: that of {found.case.name!r} would have {size:,} bytes, most of"
+            f" them in {largest}; at most {packing.LARGEST:,} are allowed. Make a case of the same"
+            " code with smaller inputs, or return fewer tensors"
         )
 
 
 def _refuse_content(one: Candidate, reason: str, *, allow_nonfinite: bool) -> None:
     entry = one.entry
     if entry.nonfinite and not allow_nonfinite:
-        name = next(name for name, tensor in one.tensors.items() if _nonfinite(tensor))
+        name = next(name for name, tensor in one.tensors.items() if facts_of(tensor).nonfinite)
         raise RefusedError(
             f"no golden was written: {entry.case} holds {entry.nonfinite} NaN or infinity, first in"
             f" {name}; a broken run must not become a golden. If they are meant: --allow-nonfinite"
@@ -253,10 +261,3 @@ def _refuse_content(one: Candidate, reason: str, *, allow_nonfinite: bool) -> No
         raise RefusedError(
             f"no golden was written: that of {entry.case} would change; say why: --reason TEXT"
         )
-
-
-def _nonfinite(tensor: Tensor) -> int:
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return 0
-    wide = tensor if tensor.is_complex() else tensor.double()
-    return int((~torch.isfinite(wide)).sum())

@@ -6,6 +6,7 @@ with it is what `verify run --claims golden` finds out.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +15,13 @@ from typing import Any
 from tabulate import tabulate
 
 from verify import input_files
-from verify.errors import InputFileError
+from verify.errors import InputFileError, VerifyError
 from verify.goldens import keys, packing, store
-from verify.goldens.store import Entry, Index
+from verify.goldens.store import INDEX, Entry, Index
 from verify.plans import source_digest
 from verify.rendering.escaping import printable
-from verify.targets import Found, builtin, find
-from verify.targets import _of_file as of_file
-from verify.targets import _of_module as of_module
+from verify.sources import source_files
+from verify.targets import Found, builtin, cases_of_file, cases_of_module, find
 
 FINE = ("stored", "stored, code changed since")
 
@@ -32,24 +32,23 @@ def status(targets: Sequence[str], folder: Path) -> list[dict[str, Any]]:
     targets: cases to look at besides those that the index names. Raises InputFileError for an
     index that cannot be read, CaseError for a target that cannot be found.
     """
-    index = store.read(folder)
-    asked = {one.case.name: one for target in targets for one in find(target) if one.case.golden}
+    with store.reading(folder):
+        index = store.read(folder)
+        stored = [(entry, _problem(index, entry)) for entry in index.entries]
+        stray = store.unnamed(index)
+    # not inside: importing a case runs code that may write goldens itself
+    given = [one for target in targets for one in find(target) if one.case.golden]
+    asked = list({one.target: one for one in given}.values())
     found = []
-    for entry in index.entries:
-        case = asked.get(entry.case) or case_of(entry, folder)
-        found.append(_row(entry.case, entry.kind, _state(index, entry, case), index, entry))
-    for name, one in asked.items():
-        entries = index.of(name, one.case.golden)
-        if not entries:
-            found.append(_row(name, one.case.golden, "missing", index, None))
-        elif one.case.golden == "bits":
-            state = _for_this_environment(entries)
-            if state:
-                found.append(_row(name, "bits", state, index, None))
-    found += [
-        _row("", "", f"file {name} belongs to no entry", index, None)
-        for name in store.unnamed(index)
-    ]
+    for entry, problem in stored:
+        own = [one for one in asked if _declares(one, entry) and not elsewhere(entry, one, folder)]
+        case = own[0] if own else case_of(entry, folder)
+        found.append(_row(entry.case, entry.kind, problem or _state(entry, case), index, entry))
+    for one in asked:
+        state = _lack(one, index)
+        if state:
+            found.append(_row(one.case.name, one.case.golden, state, index, None))
+    found += [_row("", "", f"file {name} belongs to no entry", index, None) for name in stray]
     return sorted(found, key=lambda row: (row["case"], row["kind"]))
 
 
@@ -108,14 +107,30 @@ def exit_code(rows: Sequence[dict[str, Any]]) -> int:
     return 0 if rows and all(row["state"] in FINE for row in rows) else 3
 
 
-def _state(index: Index, entry: Entry, found: Found | None) -> str:
+def _problem(index: Index, entry: Entry) -> str:
     try:
         packing.load(index.folder, entry)
     except InputFileError as error:
         return f"unreadable: {error}"
+    return ""
+
+
+def _state(entry: Entry, found: Found | None) -> str:
     if found is None:
         return "unused"
     return FINE[0] if source_digest(found.case) == entry.source_digest else FINE[1]
+
+
+def _lack(one: Found, index: Index) -> str:
+    """What keeps a case that was asked for from having its golden, or an empty text."""
+    entries = index.of(one.case.name, one.case.golden)
+    if not entries:
+        return "missing"
+    for entry in entries:
+        problem = elsewhere(entry, one, index.folder)
+        if problem:
+            return problem
+    return _for_this_environment(entries) if one.case.golden == "bits" else ""
 
 
 def _for_this_environment(entries: Sequence[Entry]) -> str:
@@ -149,20 +164,48 @@ def case_of(entry: Entry, folder: Path) -> Found | None:
     """
     path, separator, _ = entry.target.partition("::")
     module, colon, _ = entry.target.partition(":")
-    if separator:
-        file = Path(os.path.normpath(Path(os.path.abspath(folder)).parent / path))
-        if not input_files.exists(file):  # a broken link is an error, not a case that is gone
-            return None
-        found = of_file(str(file))
-    else:
-        found = of_module(module) if colon else builtin()
-    wanted = (entry.case, entry.kind)
-    return next((one for one in found if (one.case.name, one.case.golden) == wanted), None)
+    with contextlib.chdir(os.getcwd()):  # the file may go elsewhere; `folder` starts from here
+        if separator:
+            file = Path(os.path.normpath(Path(os.path.abspath(folder)).parent / path))
+            if not input_files.exists(file):  # a broken link is an error, not a case that is gone
+                return None
+            found = cases_of_file(str(file))
+        else:
+            found = cases_of_module(module) if colon else builtin()
+    return next((one for one in found if _declares(one, entry)), None)
+
+
+def elsewhere(entry: Entry, found: Found, folder: Path) -> str:
+    """How a golden is not that of the case, though of its name; an empty text when it is.
+
+    It is another's while a case in another file declares it, and nobody's while that cannot be
+    told. A case that has moved keeps its golden. Imports the file that the entry names, so call it
+    outside of `store.reading`.
+    """
+    if entry.target == lasting(found.target, folder):
+        return ""
+    try:
+        owner = case_of(entry, folder)
+        if owner is None or source_files(owner.case)[:1] == source_files(found.case)[:1]:
+            return ""
+    except VerifyError as error:
+        return (
+            f"belongs to {entry.target}, and whether that still declares it cannot be told:"
+            f" {error}; repair it, or take its line out of {folder / INDEX}"
+        )
+    return f"belongs to {entry.target}, which declares it, too; rename one of the two cases"
+
+
+def _declares(found: Found, entry: Entry) -> bool:
+    return (found.case.name, found.case.golden) == (entry.case, entry.kind)
 
 
 def _row(case: str, kind: str, state: str, index: Index, entry: Entry | None) -> dict[str, Any]:
     path = index.folder / entry.file if entry is not None else None
-    size = path.stat().st_size if path is not None and path.is_file() else None
+    size = None
+    if path is not None and path.is_file():
+        with contextlib.suppress(FileNotFoundError):  # a writer may have replaced it by now
+            size = path.stat().st_size
     made = dict(entry.made) if entry is not None else {}
     commit = str(made.get("commit") or "")[:8]
     shown = [f"torch {made['torch']}"] if made.get("torch") else []

@@ -165,7 +165,7 @@ def text_of(entries: Sequence[Entry]) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other writers of the folder out while entries are read, changed and written."""
+    """Keeps other writers and readers out while entries are read, changed and written."""
     _refuse_links(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -174,6 +174,26 @@ def locked(folder: Path) -> Iterator[None]:
         raise InputFileError(f"cannot write {folder}: {error.strerror or error}") from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # released with the handle, also by SIGKILL
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keeps writers out while the index and the files that it names are read, one after the other.
+
+    Readers do not keep each other out, and nothing is made. Without a folder, or on a file system
+    that knows no locks, there is nothing to hold. Not inside `locked`, which would wait for itself.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except (OSError, ValueError):  # `read` says what is wrong with it
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
         yield
     finally:
         os.close(handle)

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tabulate import tabulate
-
 from verify.reasons import GATE_REASONS
+from verify.rendering import goldens
 from verify.rendering.escaping import clipped, printable
+from verify.rendering.goldens import LONGEST
 from verify.rendering.phrases import number
 
 SHOWN_NAMES = 20
-SHOWN_CHANGES = 50
 SHORT = 12  # digits of a commit
-LANE = 16  # digits of a digest: one lane; fewer would be zeros for small integers
-LONGEST = 100  # characters of a name, so that the page of a pull request stays below its limit
-GOLDEN_COLUMNS = ("case", "kind", "tensor", "old", "new", "max ULP", "reason")
 Json = Mapping[str, Any]
 
 
@@ -37,6 +33,8 @@ def about(result: Json) -> list[str]:
         said.append(
             f"left out when the budget was spent, not affected: {count}: {listed(gate['left_out'])}"
         )
+    if gate.get("goldens_not_checked"):  # older documents lack it
+        said.append(f"goldens that no case of this gate checks: {gate['goldens_not_checked']}")
     if gate["golden_changes"]:
         said.append(f"{number(len(gate['golden_changes']), 'golden')} changed")
     return said
@@ -61,37 +59,11 @@ def card(finding: Json) -> list[str]:
     ]
 
 
-def golden_rows(gate: Json) -> list[tuple[str, ...]]:
-    """The cells of GOLDEN_COLUMNS, at most SHOWN_CHANGES rows."""
-    return [
-        (
-            clipped(row["case"], LONGEST),
-            clipped(row["kind"], LONGEST),
-            clipped(row["tensor"], LONGEST),
-            _digest(row["old"]),
-            _digest(row["new"]),
-            _digest(row["max_ulp"]),
-            clipped(row["reason"] or "", LONGEST),
-        )
-        for row in gate["golden_changes"][:SHOWN_CHANGES]
-    ]
-
-
-def more_goldens(gate: Json) -> list[str]:
-    """A sentence about rows that the table leaves out."""
-    more = len(gate["golden_changes"]) - SHOWN_CHANGES
-    return [f"and {number(more, 'golden')} more in the result document"] if more > 0 else []
-
-
 def text(result: Json) -> list[str]:
     """The gate's part of the report for a terminal."""
     gate = result["gate"]
     said = [f"gate {clipped(gate['config'], LONGEST)}", *(f"  {line}" for line in about(result))]
-    rows = golden_rows(gate)
-    if rows:
-        table = tabulate(rows, headers=GOLDEN_COLUMNS, tablefmt="simple", disable_numparse=True)
-        said += [f"    {line.rstrip()}" for line in table.splitlines()]
-        said += [f"    {line}" for line in more_goldens(gate)]
+    said += [f"    {line}" for line in goldens.text(gate["golden_changes"])]
     for finding in gate["findings"]:
         said += [headline(gate, finding), *(f"  {line}" for line in card(finding))]
     return said
@@ -118,9 +90,14 @@ def _coverage(gate: Json) -> list[str]:
         return []
     if not gate.get("kernels", True):
         return ["coverage: not checked, the gate names no [sources] kernels"]
+    above = sum(name == ".." or name.startswith("../") for name in gate["changed"])
+    verb = "is" if above == 1 else "are"
+    unasked = f"{number(above, 'changed file')} above this folder {verb} not asked for"
     if gate["uncovered"]:
-        return [f"covered by no case: {listed(gate['uncovered'])}"]
-    return ["coverage: every changed source is covered by a case or exempt"]
+        missing = f"covered by no case: {listed(gate['uncovered'])}"
+        return [missing, *([f"coverage: {unasked}"] if above else [])]
+    said = "coverage: every changed source is covered by a case or exempt"
+    return [said + (f"; {unasked}" if above else "")]
 
 
 def _budget(budget: Json) -> str:
@@ -132,12 +109,3 @@ def _budget(budget: Json) -> str:
         parts.append(f"{shown}{limit} {unit}")
     free = budget["seconds"] is None and budget["executions"] is None
     return f"used: {' and '.join(parts)}" + (" (no budget)" if free else "")
-
-
-def _digest(value: Any) -> str:
-    """A digest's beginning, or whatever else is there; a dash for nothing."""
-    if value is None:
-        return "-"
-    head, colon, digits = printable(value).rpartition(":")
-    short = f"{head}{colon}{digits[:LANE]}" if colon and len(digits) > LANE else value
-    return clipped(short, LONGEST)

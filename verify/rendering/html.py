@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from verify.rendering import cards, gates, phrases, rows
+from verify.rendering import cards, gates, goldens, phrases, rows
 from verify.rendering.cards import COMMAND, LINE, NAME
 from verify.rendering.escaping import clipped
 
@@ -169,7 +169,7 @@ def _head(result: Json) -> dict[str, Any]:
             ("started", clipped(result["started"], 40).replace("T", " ")),
             ("duration", _duration(result["seconds"])),
             ("controls", clipped(state, LINE)),
-            ("source", _source(result["environment"])),
+            ("source", phrases.commit(result["environment"]) or "not recorded"),
             ("tool", clipped(f"{result['tool']['name']} {result['tool']['version']}", NAME)),
         ],
         "machine": [
@@ -187,14 +187,6 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
-def _source(environment: Json) -> str:
-    source = environment.get("source")
-    if not isinstance(source, Mapping) or not source.get("commit"):
-        return "not recorded"
-    dirty = ", with uncommitted changes" if source.get("dirty") else ""
-    return f"commit {clipped(source['commit'], 64)[:12]}{dirty}"
-
-
 def _gate(result: Json, macros: Any) -> dict[str, Any] | None:
     """What the gate looked at, what it found, and the goldens that changed."""
     gate = result.get("gate")
@@ -209,7 +201,7 @@ def _gate(result: Json, macros: Any) -> dict[str, Any] | None:
         more = len(gate.get(name, ())) - len(paths)
         if len(paths) > gates.SHOWN_NAMES:  # fewer of them stand in the sentences
             lists.add(macros.items(title, paths, more))
-    for row in gates.golden_rows(gate):
+    for row in goldens.cells(gate["golden_changes"]):
         if changes.left_out or not changes.add(macros.cells(row)):
             changes.left_out += 1
     return {
@@ -218,8 +210,8 @@ def _gate(result: Json, macros: Any) -> dict[str, Any] | None:
         "findings": findings,
         "lists": lists,
         "changes": changes,
-        "columns": gates.GOLDEN_COLUMNS,
-        "more": gates.more_goldens(gate),
+        "columns": goldens.COLUMNS,
+        "more": goldens.more(gate["golden_changes"]),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from verify.rendering import gates, phrases
+from verify.rendering import gates, goldens, phrases
 from verify.rendering.escaping import block, clipped, code, printable, prose
 
 LIMIT = 200_000
@@ -75,11 +75,10 @@ def _gate(result: Json) -> Iterator[str]:
     for finding in gate["findings"]:
         yield f"**{code(gates.headline(gate, finding))}**\n\n{block(gates.card(finding))}\n\n"
     yield "".join(f"- {prose(line)}\n" for line in gates.about(result)) + "\n"
-    rows = gates.golden_rows(gate)
-    if rows:
-        yield f"| {' | '.join(gates.GOLDEN_COLUMNS)} |\n|{'---|' * len(gates.GOLDEN_COLUMNS)}\n"
-        yield from (f"| {' | '.join(map(code, row))} |\n" for row in rows)
-        yield "".join(f"\n{line}\n" for line in gates.more_goldens(gate)) + "\n"
+    changed = gate["golden_changes"]
+    if changed:
+        yield from goldens.markdown(changed)
+        yield "".join(f"\n{line}\n" for line in goldens.more(changed)) + "\n"
 
 
 def _row(case: Json, claim: Json) -> str:
@@ -111,10 +110,5 @@ def _provenance(result: Json) -> str:
     for name in ("torch", "python", "cpu_model", "cpu_capability"):
         if environment.get(name):
             shown.append(f"{name} {environment[name]}")
-    source = environment.get("source") or {}
-    if source.get("commit"):
-        dirty = ", with uncommitted changes" if source.get("dirty") else ""
-        shown.append(f"commit {source['commit'][:12]}{dirty}")
-    controls = result["controls"]
-    shown.append(f"controls {controls['status']}")
-    return f"\n<sub>{prose('; '.join(shown))}</sub>\n"
+    shown += [phrases.commit(environment), f"controls {result['controls']['status']}"]
+    return f"\n<sub>{prose('; '.join(filter(None, shown)))}</sub>\n"

@@ -48,6 +48,15 @@ def number(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def commit(environment: Json) -> str:
+    """Which commit was checked, as the environment record says; "" when it does not."""
+    source = environment.get("source")
+    if not isinstance(source, Mapping) or not source.get("commit"):
+        return ""
+    dirty = ", with uncommitted changes" if source.get("dirty") else ""
+    return f"commit {printable(source['commit'])[:12]}{dirty}"
+
+
 def evidence(claim: Json) -> str:
     """What was executed, what differed, and what that does not exclude."""
     ranks = claim["ranks"]
