@@ -7,7 +7,6 @@ process are `Execution` records.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,10 +19,9 @@ from torch import Tensor
 
 from verify.assembly import Part, differing_wholes
 from verify.captures import Layout, digest_at, facts_of, same_bits
-from verify.comparison import compare, ulp_histogram
 from verify.evidence import BASE, FIRST, Execution, Facts, Failure, Plan, Record
 from verify.execution import Capture, execute
-from verify.explanation import suggest
+from verify.explanation.telling import explain
 from verify.staging import Given, Stage, give
 
 Effect = tuple[Mapping[str, Any], bool]
@@ -231,57 +229,6 @@ def record(session: Session, capture: Capture, *, claim: str, **fields: Any) -> 
     started = time.perf_counter()
     failure = fields.pop("failure") if "failure" in fields else session.agree(capture.failure)
     _emit(session, capture, claim, fields.pop("outputs", {}), failure, started, **fields)
-
-
-def explained(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` says, or one line on why nothing is said; it never raises an Exception.
-
-    What cannot be explained, or not be written down, is no less wrong: no verdict may hang on it.
-    """
-    try:
-        made = make()
-        json.dumps(made, allow_nan=False)  # as `evidence` will
-        return made
-    except Exception as error:
-        return {"lines": [f"not explained: {type(error).__name__}: {error}"], "suggests": []}
-
-
-def explain(expected: Tensor, actual: Tensor, name: str, condition: str) -> dict[str, Any]:
-    """The difference of two tensors: coordinates, bit patterns, counts, and what it suggests.
-
-    For floats of the same dtype and shape, `ulps` counts the differing elements by ULP distance.
-    Never raises an Exception: see `explained`.
-    """
-    return explained(lambda: _explain(expected, actual, name, condition))
-
-
-def _explain(expected: Tensor, actual: Tensor, name: str, condition: str) -> dict[str, Any]:
-    comparison = compare(expected, actual, name)
-    ulps = {} if comparison.problem else _ulps(expected, actual)
-    found = explained(
-        lambda: {"suggests": list(suggest(comparison, expected, actual, _context(condition)))}
-    )
-    return {
-        **comparison.to_json(),
-        **({"ulps": ulps} if ulps else {}),
-        "lines": [*comparison.describe(), *found.get("lines", ())],
-        "suggests": found["suggests"],
-    }
-
-
-def _ulps(expected: Tensor, actual: Tensor) -> dict[str, int]:
-    """Only elements that differ: all others are at 0."""
-    try:
-        return ulp_histogram(expected, actual, differing_only=True)
-    except (ValueError, NotImplementedError):  # no floats; packed dtypes cannot be indexed
-        return {}
-
-
-def _context(condition: str) -> dict[str, Any]:
-    """What the explanation may use: the condition, and the bytes that memory was filled with."""
-    fills = (0xFE, 0x80, 0xFF) if condition == "memory" else ()
-    names = {"names": ("golden", "run")} if condition == "golden" else {}
-    return {"condition": condition, "fill_bytes": fills, **names}
 
 
 def _digests(capture: Capture) -> dict[str, str]:

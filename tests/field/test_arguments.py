@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from field_table import Field, check_fault, check_twin, parameters, run_file
+from field_table import Field
+from field_table import test_the_fault_is_found as test_the_fault_is_found
+from field_table import test_the_twin_is_clean as test_the_twin_is_clean
 
 pytestmark = pytest.mark.slow
 
@@ -117,27 +118,6 @@ FIELDS = (
         clean=("repeat",),
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def cases() -> Mapping[str, Any]:
-    return run_file(Path(__file__).with_name("cases_arguments.py"))
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_fault_is_found(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_fault(field, cases)
-    counts(field.id, "fault")
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_twin_is_clean(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_twin(field, cases)
-    counts(field.id, "twin")
 
 
 def test_neither_order_of_an_all_reduce_is_wrong(cases: Mapping[str, Any]) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from field_table import Field, check_fault, check_twin, parameters, run_file
+from field_table import Field, run_file
+from field_table import test_the_fault_is_found as test_the_fault_is_found
+from field_table import test_the_twin_is_clean as test_the_twin_is_clean
 
 from verify.goldens import packing, recording, status, store
 
@@ -258,22 +260,6 @@ def _store_nothing(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def cases(folder: Path) -> Mapping[str, Any]:
     return run_file(HERE / "cases_goldens.py", golden=folder)
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_fault_is_found(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_fault(field, cases)
-    counts(field.id, "fault")
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_twin_is_clean(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_twin(field, cases)
-    counts(field.id, "twin")
 
 
 @pytest.mark.parametrize(

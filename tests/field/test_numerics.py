@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from field_table import Field, check_fault, check_twin, parameters, run_file, said
-
-from verify import running
+from field_table import Field, said
+from field_table import test_the_fault_is_found as test_the_fault_is_found
+from field_table import test_the_twin_is_clean as test_the_twin_is_clean
 
 pytestmark = pytest.mark.slow
+ONE_THREAD = True
 
 OVER: dict[str, Any] = {"claim": "reference", "reason": "over-budget", "tensor": "out"}
 WEAK: dict[str, Any] = {"claim": "reference", "reason": "weak-reference"}
@@ -294,30 +294,6 @@ FIELDS = (
         says=["fits the reference with segments ignored"],
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def cases() -> Iterator[Mapping[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        # threads that wait for each other on shared cores take longer than these tensors do
-        patch.setattr(running, "threads_per_rank", lambda ranks: 1)
-        yield run_file(Path(__file__).with_name("cases_numerics.py"))
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_fault_is_found(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_fault(field, cases)
-    counts(field.id, "fault")
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_twin_is_clean(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_twin(field, cases)
-    counts(field.id, "twin")
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from field_table import Field, check_fault, check_twin, parameters, run_file, said
-
-from verify import running
+from field_table import Field, said
+from field_table import test_the_fault_is_found as test_the_fault_is_found
+from field_table import test_the_twin_is_clean as test_the_twin_is_clean
 
 pytestmark = pytest.mark.slow
+ONE_THREAD = True
 
 OVER: dict[str, Any] = {"claim": "reference", "reason": "over-budget"}
 EXACT: dict[str, Any] = {"claim": "exact", "reason": "bits-differ"}
@@ -183,30 +183,6 @@ FIELDS = (
         says=["2x in all places: accumulated 2 times instead of once"],
     ),
 )
-
-
-@pytest.fixture(scope="module")
-def cases() -> Iterator[Mapping[str, Any]]:
-    with pytest.MonkeyPatch.context() as patch:
-        # threads that wait for each other on shared cores take longer than these tensors do
-        patch.setattr(running, "threads_per_rank", lambda ranks: 1)
-        yield run_file(Path(__file__).with_name("cases_routing.py"))
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_fault_is_found(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_fault(field, cases)
-    counts(field.id, "fault")
-
-
-@pytest.mark.parametrize("field", parameters(FIELDS))
-def test_the_twin_is_clean(
-    field: Field, cases: Mapping[str, Any], counts: Callable[[str, str], None]
-) -> None:
-    check_twin(field, cases)
-    counts(field.id, "twin")
 
 
 def test_a_fault_of_one_setting_is_no_fault_of_the_others(cases: Mapping[str, Any]) -> None:

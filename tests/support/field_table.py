@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,22 @@ def check_twin(field: Field, cases: Mapping[str, Json]) -> None:
     for pattern in field.twin_says:
         shown = "\n".join(said(case, claim) for claim in case["claims"])
         assert re.search(pattern, shown), f"not said: {pattern!r}\n{shown}"
+
+
+def test_the_fault_is_found(
+    field: Field, cases: Mapping[str, Json], counts: Callable[[str, str], None]
+) -> None:
+    """For test modules to import: conftest gives it every entry of the module's FIELDS."""
+    check_fault(field, cases)
+    counts(field.id, "fault")
+
+
+def test_the_twin_is_clean(
+    field: Field, cases: Mapping[str, Json], counts: Callable[[str, str], None]
+) -> None:
+    """The same for the twins."""
+    check_twin(field, cases)
+    counts(field.id, "twin")
 
 
 def said(case: Json, claim: Json) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from verify import results
-from verify.sessions import explain
+from verify.explanation.telling import explain
 from verify.verdicts import CaseVerdict, Finding
 
 CLAIMS = ("repeat", "process", "memory", "threads", "history", "batch", "rank", "reference")

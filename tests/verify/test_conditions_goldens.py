@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import verify
-from verify import running, sessions
+from verify import running
 from verify.cases import Case
 from verify.conditions import golden_changes, golden_entries, goldens
 from verify.conduct import conduct
@@ -25,7 +25,7 @@ from verify.decision import decide
 from verify.environment import environment
 from verify.errors import CaseError, InputFileError
 from verify.evidence import Failure, Plan, Record, Trouble
-from verify.explanation import reference_errors
+from verify.explanation import reference_errors, telling
 from verify.goldens import keys, likely, packing, recording, store
 from verify.plans import RunOptions, with_options
 from verify.sessions import Session, first
@@ -159,7 +159,7 @@ def test_what_cannot_be_explained_is_no_less_wrong(
 
     options = {"reference": reference, "inputs": {"x": verify.normal(8, 4)}}
     make(case(total, kind, **options), folder)
-    places = {"explain_errors": reference_errors, "told": likely, "_explain": sessions}
+    places = {"explain_errors": reference_errors, "told": likely, "_explain": telling}
     monkeypatch.setattr(places.get(broken, golden_changes), broken, breaks)
     claim = look(case(lambda x: x[:, :3].sum(1), kind, **options), folder)
     assert str(claim.verdict) == "MISMATCH"

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 import verify
-from verify import sessions
 from verify.api import check
 from verify.conditions import CONDITIONS, diagnosis
 from verify.evidence import Execution, Failure, Plan, Record, Trouble
 from verify.execution import execute
-from verify.explanation import reference_errors
+from verify.explanation import reference_errors, telling
 from verify.sessions import Session, first
 from verify.staging import give, prepare
 from verify.verdicts import ClaimVerdict
@@ -149,7 +148,7 @@ def expected_exactly(inputs: Inputs, upstream: Inputs, view: Any) -> dict[str, T
 
 
 @pytest.mark.parametrize(
-    "broken", [(sessions, "_explain"), (diagnosis, "add_places"), (diagnosis, "_causes")]
+    "broken", [(telling, "_explain"), (diagnosis, "add_places"), (diagnosis, "_causes")]
 )
 def test_an_exact_mismatch_stays_one_whatever_its_explanation_does(
     monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
@@ -167,8 +166,8 @@ def test_a_hint_that_fails_leaves_the_place(monkeypatch: pytest.MonkeyPatch) -> 
     def breaks(*_: Any) -> None:
         raise OverflowError("a rule broke")
 
-    monkeypatch.setattr(sessions, "suggest", breaks)
-    said = sessions.explain(torch.zeros(3), torch.ones(3), "out", "repeat")
+    monkeypatch.setattr(telling, "suggest", breaks)
+    said = telling.explain(torch.zeros(3), torch.ones(3), "out", "repeat")
     assert said["num_differing"] == 3
     assert "first: out[0]" in said["lines"][1]
     assert said["lines"][-1] == "not explained: OverflowError: a rule broke"
@@ -177,9 +176,9 @@ def test_a_hint_that_fails_leaves_the_place(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_explanation_that_no_record_can_hold_is_none() -> None:
     for odd in (float("nan"), torch.zeros(1)):
-        said = sessions.explained(lambda odd=odd: {"lines": [], "odd": odd})  # type: ignore[misc]
+        said = telling.explained(lambda odd=odd: {"lines": [], "odd": odd})  # type: ignore[misc]
         assert said["lines"][0].startswith("not explained: ")
-    assert sessions.explained(lambda: {"lines": ["a"]}) == {"lines": ["a"]}
+    assert telling.explained(lambda: {"lines": ["a"]}) == {"lines": ["a"]}
 
 
 @pytest.mark.parametrize("name", ["reference", "exact"])

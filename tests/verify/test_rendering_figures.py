@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.comparison import tile_map as tiles_of
+from verify.explanation.telling import explain
 from verify.rendering import figures
-from verify.sessions import explain
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verify.budgets import Reference
 from verify.explanation import hypotheses, reference_errors, self_checks
-from verify.sessions import explained
+from verify.explanation.telling import explained
 from verify.staging import Stage
 
 

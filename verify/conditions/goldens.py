@@ -28,10 +28,11 @@ from verify.errors import VerifyError
 from verify.evidence import Failure
 from verify.execution import Capture, execute
 from verify.explanation import reference_errors
+from verify.explanation.telling import explain, explained
 from verify.goldens import keys, packing
 from verify.goldens.store import Entry
 from verify.placements import placement_of
-from verify.sessions import Session, explain, explained, record
+from verify.sessions import Session, record
 
 _OWN_PART = "a rank's own part; the golden holds the whole"
 _OWN_INPUT = "a rank-local input; the golden was made with the whole"

@@ -25,9 +25,10 @@ from verify.errors import CaseError
 from verify.evidence import Trouble
 from verify.execution import Capture, execute
 from verify.explanation import hypotheses, reference_errors, self_checks
+from verify.explanation.telling import explain, explained
 from verify.inputs import generate
 from verify.placements import lookup, placement_of, split
-from verify.sessions import Session, explain, explained, record
+from verify.sessions import Session, record
 from verify.staging import Stage, batch_size
 
 
