@@ -33,7 +33,6 @@ from verify.verdicts import CaseVerdict
 from verify.workers import golden_path
 
 Progress = Callable[[str], None]
-_NEEDED = ("repeat", "exact", "reference")  # of what the case gives
 
 
 class RefusedError(VerifyError):
