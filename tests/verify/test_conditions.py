@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -351,6 +352,24 @@ def test_no_load_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     claim, own = run("contention", lambda x: x * 2, 2)
     assert reasons(claim) == {"no-overlap"}
     assert len(own) == 2 + 1
+
+
+@pytest.mark.parametrize("every", [2, 3, 4, 5, 7])
+def test_only_a_load_that_moved_during_the_execution_counts(
+    monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    drawn, steps = random.Random(every), [1]
+
+    def counters(self: contention.Load) -> list[int]:
+        steps[0] += drawn.randrange(every) == 0
+        return [steps[0]]
+
+    monkeypatch.setattr(contention.Load, "counters", counters)
+    claim, own = run("contention", lambda x: x * 2, 4)
+    # it went on until as many records as asked for say so: no look after the execution replaces one
+    assert sum(e.in_effect for e in own) == 4
+    assert own[-1].in_effect
+    assert not claim.findings
 
 
 def test_a_difference_without_overlap_is_still_a_difference(

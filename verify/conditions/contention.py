@@ -23,20 +23,23 @@ from verify.sessions import Session, perform
 TRIES_PER_RUN = 200  # a case of microseconds needs many until a load is seen to move
 TRIES_OF_RANKS = 3
 START_TIMEOUT = 20.0  # seconds
-PATIENCE = 20.0  # seconds of executions without enough overlap
+PATIENCE = 60.0  # seconds of executions without enough overlap
+LONGEST_WAIT = 0.05  # seconds; see `_let_loads_run`
 
 LOAD = """
 import mmap, os, struct, sys
 path, slot, parent = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 with open(path, "r+b") as file:
     shared = mmap.mmap(file.fileno(), 4096)
-source = bytearray(1 << 20)
-count = 0
+step = 1 << 15  # a few microseconds: even the shortest execution must see the count move
+source = memoryview(bytearray(1 << 24))
+count = at = 0
 while os.getppid() == parent:
-    copied = bytes(source)
-    for _ in range(200):
+    for _ in range(100):
+        copied = bytes(source[at : at + step])
+        at = (at + step) % len(source)
         count += 1
-    struct.pack_into("<Q", shared, 8 * slot, count)
+        struct.pack_into("<Q", shared, 8 * slot, count)
 """
 
 
@@ -67,17 +70,19 @@ def run(session: Session, runs: int) -> None:
                 )
             )
             return
-        overlapped = 0
+        overlapped = missed = 0
         give_up = time.monotonic() + PATIENCE
         # the ranks execute together, so all make the same number of tries
         tries = (TRIES_OF_RANKS if session.stage.world > 1 else TRIES_PER_RUN) * runs
         for index in range(tries):
             before = load.counters()
+            beside = 0  # loads that moved during the execution: what the record says, no later look
 
             def measured(before: list[int] = before) -> tuple[dict[str, int], bool]:
+                nonlocal beside
                 moved = [b - a for a, b in zip(before, load.counters(), strict=True)]
-                active = sum(step > 0 for step in moved)
-                return {"load_processes": active, "load_steps": sum(moved)}, active > 0
+                beside = sum(step > 0 for step in moved)
+                return {"load_processes": beside, "load_steps": sum(moved)}, beside > 0
 
             capture = perform(
                 session,
@@ -87,10 +92,25 @@ def run(session: Session, runs: int) -> None:
                 requested={"load_processes": processes},
                 effective=measured,
             )
-            overlapped += load.counters() != before and capture.failure is None
+            counts = beside > 0 and capture.failure is None
+            overlapped += counts
+            missed = 0 if counts else missed + 1
             late = index >= runs and time.monotonic() > give_up
             if session.stage.world == 1 and (overlapped >= runs or late):
                 break
+            _let_loads_run(load, missed)
+
+
+def _let_loads_run(load: Load, missed: int) -> None:
+    """After executions without overlap: sleeps, longer every time, until a load moves.
+
+    On a busy machine other work may have pushed every load off the cores for many milliseconds;
+    executing again at once would use up all tries in that gap.
+    """
+    before = load.counters()
+    until = time.monotonic() + min(LONGEST_WAIT, 1e-3 * missed)
+    while time.monotonic() < until and load.counters() == before:
+        time.sleep(1e-4)
 
 
 @contextmanager
