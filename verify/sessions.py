@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from verify.assembly import Part, differing_wholes
-from verify.captures import Layout, digest_at, facts_of, same_bits
+from verify.captures import Layout, facts_of, same_bits
+from verify.digests import Digest
 from verify.evidence import BASE, FIRST, Execution, Facts, Failure, Plan, Record
 from verify.execution import Capture, execute
 from verify.explanation.telling import explain
+from verify.hashing import digest_all
 from verify.staging import Given, Stage, give
 
 Effect = tuple[Mapping[str, Any], bool]
@@ -165,6 +167,7 @@ def settle_own(session: Session, capture: Capture, *, claim: str, **fields: Any)
     failure = session.agree(capture.failure)
     outputs: dict[str, str] = {}
     differing: list[str] = []
+    unknown: list[str] = []
     for name, tensor in capture.outputs.items():
         kept = base.kept.get(name)
         if kept is not None and capture.layouts[name] == base.layouts[name]:
@@ -172,7 +175,9 @@ def settle_own(session: Session, capture: Capture, *, claim: str, **fields: Any)
                 outputs[name] = base.digests[name]  # the same bits have the same digest
                 continue
             differing.append(name)
-        outputs[name] = str(digest_at(tensor, capture.layouts[name]))
+        unknown.append(name)
+    outputs |= _digests(capture, unknown)
+    outputs = {name: outputs[name] for name in capture.outputs}
     differences = {}
     if differing and session.explained.get(claim, 0) < MAX_EXPLAINED:
         session.explained[claim] = session.explained.get(claim, 0) + 1
@@ -198,8 +203,7 @@ def settle_sum(
     """
     started = time.perf_counter()
     failure = session.agree(capture.failure)
-    outputs = {name: part.digest() for name, part in actual.items()}
-    wanted = {name: part.digest() for name, part in expected.items()}
+    outputs, wanted = _part_digests(actual), _part_digests(expected)
     differences: dict[str, Any] = {}
     if failure is None:
         pairs = differing_wholes(session, expected, wanted, actual, outputs, group)
@@ -231,11 +235,20 @@ def record(session: Session, capture: Capture, *, claim: str, **fields: Any) -> 
     _emit(session, capture, claim, fields.pop("outputs", {}), failure, started, **fields)
 
 
-def _digests(capture: Capture) -> dict[str, str]:
-    return {
-        name: str(digest_at(tensor, capture.layouts[name]))
-        for name, tensor in capture.outputs.items()
-    }
+def _digests(capture: Capture, names: Iterable[str] | None = None) -> dict[str, str]:
+    """Digests of a capture's outputs, or of those named, all of them together."""
+    chosen = {name: capture.outputs[name] for name in (capture.outputs if names is None else names)}
+    return {name: str(digest) for name, digest in digest_all(chosen, capture.layouts).items()}
+
+
+def _part_digests(parts: Mapping[str, Part]) -> dict[str, Digest]:
+    """`Part.digest` of every part, all of them together."""
+    found = digest_all(
+        {name: part.tensor for name, part in parts.items()},
+        {name: part.layout for name, part in parts.items()},
+    )
+    counts = {name: part.count for name, part in parts.items() if part.count is not None}
+    return found | {name: replace(found[name], count=count) for name, count in counts.items()}
 
 
 def _consumed(capture: Capture) -> list[str]:

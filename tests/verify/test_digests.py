@@ -14,14 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.digests import Digest, StateDigest, combine
-from verify.hashing import (
-    BLOCK,
-    DEFAULT_SEED,
-    block_keys,
-    digest_tensor,
-    key_seeds,
-    splitmix64,
-)
+from verify.hashing import digest_tensor
+from verify.lanes import BLOCK, DEFAULT_SEED, block_keys, key_seeds, splitmix64
 
 LANE = st.integers(0, 2**64 - 1)
 

@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 
 from verify.digests import Digest, StateDigest
 from verify.errors import UnsupportedError
-from verify.hashing import (
-    BLOCK,
-    DEFAULT_SEED,
-    block_keys,
-    digest,
-    digest_shard,
-    digest_tensor,
-    key_seeds,
-    splitmix64,
-)
+from verify.hashing import digest, digest_shard, digest_tensor
+from verify.lanes import BLOCK, DEFAULT_SEED, block_keys, key_seeds, splitmix64
 
 M64 = 2**64 - 1
 DTYPES = [

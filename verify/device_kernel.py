@@ -1,0 +1,97 @@
+"""The digest kernel on a device: which variant, and whether it can run there at all.
+
+It can where the CUDA packages are installed and the device is of sm_80 or later. Elsewhere digests
+are taken on the host, and `digest_backend` says so. A kernel that should run and does not is told
+with a RuntimeWarning: the value would be the same, but nobody should wait for it without knowing.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from mok import jit
+from verify.device_parts import Geometry
+
+SOURCE, ENTRY = "digest/digest.cu", "digest"
+KERNEL, HOST = "cuda-kernel", "host"
+OLDEST = (8, 0)  # cp.async
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The macros of the kernel; the defaults are those of the source, as `mok build` compiles it.
+
+    words: consecutive words of a thread. threads: of a block. stages: tiles of a warp in shared
+    memory. blocks_per_sm: what registers are limited for. shared_products, prefetch: see the
+    source.
+    """
+
+    words: int = 16
+    threads: int = 256
+    stages: int = 4
+    blocks_per_sm: int = 2
+    shared_products: int = 1
+    prefetch: int = 0
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """Macros that differ from the source's own."""
+        own = vars(Tuning())
+        return {name.upper(): value for name, value in vars(self).items() if value != own[name]}
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry(4 * self.threads * self.words, 4 * self.threads)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: the ring, which also has to hold the table of keys."""
+        ring = self.threads // 32 * self.stages * (8 * self.words + 1) * 16
+        return max(ring, 8 * 4099)
+
+
+DEFAULT_TUNING = Tuning()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The kernel on one device, or why it is not there."""
+
+    kernel: jit.Kernel | None
+    blocks: int = 0  # that run at the same time
+    reason: str = ""
+
+
+@functools.cache
+def loaded(index: int, tuning: Tuning = DEFAULT_TUNING) -> Loaded:
+    """The digest kernel on device `index`, compiled and loaded at first use."""
+    if (found := torch.cuda.get_device_capability(index)) < OLDEST:
+        return Loaded(None, reason=f"cuda:{index} has capability {found}, {OLDEST} is needed")
+    try:
+        kernel = jit.load(SOURCE, ENTRY, macros=tuning.macros, device=index)
+    except (jit.CompilerMissing, jit.DeviceMissing, jit.ArchitectureUnsupported) as error:
+        return Loaded(None, reason=str(error))
+    except jit.JitError as error:
+        warnings.warn(f"digests are taken on the host: {error}", RuntimeWarning, stacklevel=2)
+        return Loaded(None, reason=str(error))
+    per_sm = kernel.resident_blocks(tuning.threads, tuning.shared_bytes)
+    return Loaded(kernel, per_sm * torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def digest_backend(device: torch.device | int | None = None) -> tuple[str, str]:
+    """How a digest on this device is computed, `cuda-kernel` or `host`, and why if on the host.
+
+    device: None is torch's current one. Compiles and loads the kernel, which starts CUDA.
+    """
+    if not torch.cuda.is_available():
+        return HOST, "there is no CUDA device"
+    at = torch.device("cuda", device) if isinstance(device, int) else device
+    if at is not None and at.type != "cuda":
+        return HOST, f"{at} is not a CUDA device"
+    index = torch.cuda.current_device() if at is None or at.index is None else at.index
+    found = loaded(index)
+    return (HOST, found.reason) if found.kernel is None else (KERNEL, "")
