@@ -15,6 +15,7 @@ BASE = "base"
 FIRST = "first"
 PROBE = "probe"
 RETRY = "retry"
+COLD_CACHE = "cold-l2"  # the variant of `contention` that is no load
 UNSUPPORTED = "tensor that cannot be compared"  # how `not_compared` names such an output
 
 
@@ -111,6 +112,7 @@ class Plan:
     description: str = ""
     sources: Sequence[str] = ()
     source_digest: str = ""
+    device: str = ""  # "" where the case puts its tensors
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,34 @@ from hypothesis import strategies as st
 from verify.decision import decide
 from verify.decision.deciding import MAX_FINDINGS
 from verify.decision.statistics import undetected_rate
-from verify.evidence import BASE, FIRST, PROBE, RETRY, Execution, Facts, Failure, Plan, Trouble
+from verify.evidence import (
+    BASE,
+    COLD_CACHE,
+    FIRST,
+    PROBE,
+    RETRY,
+    Execution,
+    Facts,
+    Failure,
+    Plan,
+    Trouble,
+)
 from verify.reasons import REASONS, Verdict
 from verify.verdicts import CaseVerdict, ClaimVerdict
 
-OWN = ("repeat", "process", "memory", "threads", "history", "contention", "schedule", "vary")
+OWN = (
+    "repeat",
+    "process",
+    "memory",
+    "threads",
+    "history",
+    "contention",
+    "stream",
+    "sms",
+    "graph",
+    "schedule",
+    "vary",
+)
 FAILURE = Failure("RuntimeError", "boom", "Traceback ...")
 AFTER_PEER = Failure("PeerFailed", "rank 1 failed", "", True)
 
@@ -185,6 +208,49 @@ def test_any_single_fault_in_one_execution_flips_exactly_its_claim(
         else:
             assert claim.verdict is Verdict.VERIFIED
     assert verdict.verdict is REASONS[reason].verdict
+
+
+def variants_of(claim: str, *settings: tuple[str, bool]) -> list[Any]:
+    return [
+        execution(claim=claim, variant=variant, run=run, in_effect=held)
+        for run, (variant, held) in enumerate(settings)
+    ]
+
+
+@pytest.mark.parametrize("claim", ["memory", "contention", "stream", "sms", "graph"])
+def test_every_setting_must_have_been_in_effect_once(claim: str) -> None:
+    plan = plan_of((claim,), runs=2)
+    enough = [("a", True), ("a", True), ("b", True)]
+    never = variants_of(claim, *enough, ("c", False), ("c", False), ("d", False))
+    verdict = only(decide(plan, [base(), *never, probe()]))
+    assert reasons(verdict) == {"no-overlap" if claim == "contention" else "no-effect"}
+    assert [f.variant for f in verdict.findings] == ["c", "d"]
+    once = variants_of(claim, *enough, ("c", False), ("c", True))
+    assert only(decide(plan, [base(), *once, probe()])).verdict is Verdict.VERIFIED
+
+
+def test_other_claims_need_only_their_number() -> None:
+    plan = plan_of(("history",), runs=2)
+    settings = variants_of("history", ("a", True), ("a", True), ("b", False))
+    assert only(decide(plan, [base(), *settings, probe()])).verdict is Verdict.VERIFIED
+
+
+def test_a_cache_that_was_not_cold_is_no_missing_load() -> None:
+    settings = [(COLD_CACHE, False), ("hold=66", True), ("hold=66", True), ("hold=33", False)]
+    records = [base(), *variants_of("contention", *settings), probe()]
+    verdict = only(decide(plan_of(("contention",), runs=2), records))
+    assert [(f.reason, f.variant) for f in verdict.findings] == [
+        ("no-effect", COLD_CACHE),
+        ("no-overlap", "hold=33"),
+    ]
+
+
+def test_a_difference_needs_no_setting_in_effect() -> None:
+    other = {"out": digest(99), "w": digest(2)}
+    own = variants_of("contention", ("a", True), ("b", False))
+    own[1] = replace(own[1], outputs=other)
+    verdict = only(decide(plan_of(("contention",), runs=1), [base(), *own, probe()]))
+    assert reasons(verdict) == {"bits-differ"}
 
 
 @given(plans, st.data())

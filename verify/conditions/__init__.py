@@ -14,11 +14,14 @@ from verify.conditions import (
     batch,
     contention,
     goldens,
+    graphs,
     history,
     memory,
+    multiprocessors,
     parallel,
     references,
     repeat,
+    streams,
     threads,
 )
 from verify.sessions import Session
@@ -30,6 +33,8 @@ CONDITIONS: dict[str, Condition] = {
     "memory": memory.run,
     "threads": threads.run,
     "contention": contention.run,
+    "stream": streams.run,
+    "sms": multiprocessors.run,
     "batch": batch.run,
     "schedule": arguments.run_schedule,
     "vary": arguments.run_vary,
@@ -38,6 +43,8 @@ CONDITIONS: dict[str, Condition] = {
     "reference": references.run_reference,
     "exact": references.run_exact,
     "golden": goldens.run,
+    "graph": graphs.run,
     "history": history.run,
 }
-"""In the order of execution: `history` comes last, since it calls the case with other inputs."""
+"""In the order of execution: `history` comes last, since it calls the case with other inputs, and
+`graph` right before it, since a recording that fails leaves traces in torch."""

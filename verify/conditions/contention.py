@@ -1,8 +1,9 @@
-"""contention: other processes compete for cores and memory bandwidth while the case runs.
+"""contention: other work competes for cores and memory bandwidth while the case runs.
 
-The load reports its own progress through shared memory, so that overlap is measured, not assumed:
-an execution during which no load made progress does not count, and a claim without any such
-execution is UNVERIFIED(no-overlap).
+For tensors on a GPU that is `cuda_contention`, for those on a CPU other processes. Here the load
+reports its own progress through shared memory, so that overlap is measured, not assumed: an
+execution during which no load made progress does not count, and a claim without any such execution
+is UNVERIFIED(no-overlap).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from verify.conditions import cuda_contention
+from verify.conditions.watching import cuda_devices, uses_cpu
 from verify.evidence import Trouble
 from verify.sessions import Session, perform
 
@@ -56,6 +59,15 @@ class Load:
 
 
 def run(session: Session, runs: int) -> None:
+    """Under loads on every device that the case has tensors on."""
+    devices = cuda_devices(session)
+    if devices:
+        cuda_contention.run(session, runs, devices)
+    if uses_cpu(session):
+        _run_on_cpu(session, runs)
+
+
+def _run_on_cpu(session: Session, runs: int) -> None:
     """Executions under load until `runs` of them overlapped, or the tries are used up."""
     processes = max(2, (os.cpu_count() or 1)) if session.stage.world == 1 else 1
     with _load(processes) as load:

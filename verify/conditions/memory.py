@@ -2,7 +2,8 @@
 
 A read of memory that nothing wrote gives zeros on a quiet machine and anything elsewhere. On glibc
 `mallopt(M_PERTURB, b)` fills every allocation with ~b and every freed block with b. torch's own
-deterministic fill is not used: it changes the algorithms under test.
+deterministic fill is not used: it changes the algorithms under test. For tensors on a GPU see
+`cuda_memory`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 
+from verify.conditions import cuda_memory
+from verify.conditions.watching import cuda_devices, uses_cpu
 from verify.evidence import Trouble
 from verify.sessions import Session, perform
 
@@ -26,6 +29,15 @@ LARGEST_HEAP_BLOCK = 32 * 2**20
 
 
 def run(session: Session, runs: int) -> None:
+    """With filled allocations on every device that the case has tensors on."""
+    devices = cuda_devices(session)
+    if devices:
+        cuda_memory.run(session, runs, devices)
+    if uses_cpu(session):
+        _run_on_cpu(session, runs)
+
+
+def _run_on_cpu(session: Session, runs: int) -> None:
     """Executions under two fill values and after freed NaN buffers, in turn, at least `runs`."""
     libc = _glibc()
     if libc is None:

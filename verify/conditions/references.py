@@ -276,6 +276,7 @@ def _whole_upstream(session: Session) -> dict[str, Tensor]:
             layout.full_shape if (layout := base.layouts[name]) is not None else tensor.shape,
             tensor.dtype,
             seed=case.seed,
+            device=tensor.device,
         )
         for name, tensor in base.upstream.items()
     }
@@ -292,7 +293,9 @@ def _local(reference: Reference, actual: Tensor, layout: Layout | None) -> Refer
 
 
 def _part(value: Tensor, actual: Tensor, layout: Layout | None) -> Tensor:
-    """This rank's part of a whole value; a value without a layout is this rank's already."""
+    """This rank's part of a whole value, on the device of `actual`; a value without a layout is
+    this rank's already."""
+    value = value.to(actual.device)
     if layout is None or tuple(value.shape) != layout.full_shape:
         return value
     return value.narrow(layout.dim, layout.start, actual.shape[layout.dim])

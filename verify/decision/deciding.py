@@ -13,7 +13,7 @@ from typing import Any
 from verify.decision import agreement, patterns, suspicions
 from verify.decision.ensembles import Ensemble
 from verify.decision.statistics import rate_interval, undetected_rate
-from verify.evidence import BASE, FIRST, PROBE, RETRY, Execution, Plan, Record, Trouble
+from verify.evidence import BASE, COLD_CACHE, FIRST, PROBE, RETRY, Execution, Plan, Record, Trouble
 from verify.reasons import Verdict, worst
 from verify.verdicts import CaseVerdict, ClaimVerdict, Finding, RankEvidence
 
@@ -151,23 +151,40 @@ def _enough(
     if any(e.failure is not None for e in own):
         return []
     findings: list[Finding] = []
-    idle = [e for e in own if not e.in_effect]
     needed = plan.runs.get(claim, 1)
     for rank in range(plan.ranks):
-        count = sum(e.rank == rank for e in counted)
-        if count >= needed or troubled:
-            continue
-        without = sum(e.rank == rank for e in idle)
-        if without and claim == "contention":
-            detail = f"{without} executions without any load beside them"
-            findings.append(Finding("no-overlap", detail, rank=rank))
-        elif without:
-            what = next(e for e in idle if e.rank == rank)
-            detail = f"requested {dict(what.requested)}, in effect {dict(what.effective)}"
-            findings.append(Finding("no-effect", detail, rank=rank, variant=what.variant))
+        mine = [e for e in counted if e.rank == rank]
+        idle = [e for e in own if e.rank == rank and not e.in_effect]
+        if claim in _EVERY_VARIANT and len(mine) >= needed:
+            held = {e.variant for e in mine}
+            idle = [e for e in idle if e.variant not in held]
+            if idle and not troubled:
+                findings += _idle(claim, idle, rank)
+        elif len(mine) < needed and not troubled:
+            few = Finding("too-few-runs", f"{len(mine)} executions of at least {needed}", rank=rank)
+            findings += _idle(claim, idle, rank) if idle else [few]
+    return findings
+
+
+# one kind of load or allocation in effect says nothing about another that never was
+_EVERY_VARIANT = ("memory", "contention", "stream", "sms", "graph")
+
+
+def _idle(claim: str, idle: Sequence[Execution], rank: int) -> list[Finding]:
+    """Executions of one rank during which the condition was not in effect, by setting."""
+    findings = []
+    variants = list(dict.fromkeys(e.variant for e in idle))
+    for variant in variants:
+        without = [e for e in idle if e.variant == variant]
+        what = without[-1]
+        effect = f"requested {dict(what.requested)}, in effect {dict(what.effective)}"
+        if claim == "contention" and variant != COLD_CACHE:
+            detail = f"{len(without)} executions without any load beside them"
+            if len(variants) > 1 or "load_blocks" in what.effective:
+                detail = f"{len(without)} executions without the load beside all of them: {effect}"
+            findings.append(Finding("no-overlap", detail, rank=rank, variant=variant))
         else:
-            detail = f"{count} executions of at least {needed}"
-            findings.append(Finding("too-few-runs", detail, rank=rank))
+            findings.append(Finding("no-effect", effect, rank=rank, variant=variant))
     return findings
 
 

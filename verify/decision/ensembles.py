@@ -15,7 +15,18 @@ from verify.evidence import Execution, Plan
 from verify.verdicts import Finding
 
 UNCHANGED = ("repeat", "rank", "contention")  # nothing about the call itself is varied
-VARIED = ("memory", "threads", "history", "batch", "schedule", "vary", "ep")
+VARIED = (
+    "memory",
+    "threads",
+    "history",
+    "stream",
+    "sms",
+    "graph",
+    "batch",
+    "schedule",
+    "vary",
+    "ep",
+)
 LEAST_LATER = 3  # later calls that agree with each other, before the first is called the odd one
 SHOWN = 12
 GENERATOR = "generator."

@@ -60,11 +60,11 @@ def _equal_outputs(e: Ensemble) -> list[str]:
 
 
 def _settings(e: Ensemble, name: str) -> list[str]:
-    """Which settings differ and which do not."""
-    if e.claim not in VARIED:
+    """Which settings differ and which do not; loads of different kinds are settings, too."""
+    if e.claim not in (*VARIED, "contention"):
         return []
     wrong, equal = split(e, name)
-    if not wrong:
+    if not wrong or (e.claim == "contention" and not equal):
         return []
     line = f"{name} differs at {listed(wrong)}"
     line += f"; equal at {listed(equal)}" if equal else " (every setting)"

@@ -104,7 +104,8 @@ def after_death(e: Execution, everything: Sequence[Execution], lost: set[int]) -
 def conduct(executions: Sequence[Execution]) -> list[Finding]:
     """Inputs that were written to, and results that were overwritten later."""
     findings = []
-    for e in executions:
+    # in an order of their own: of several alike the first is told, whichever record came first
+    for e in sorted(executions, key=lambda e: (e.process, e.run, e.rank, e.variant)):
         where = {"rank": e.rank, "run": e.run, "variant": e.variant}
         for name in e.mutated:
             detail = f"input {name} has other bits after the execution"

@@ -105,6 +105,7 @@ def coarse(reference: Reference, inputs: Mapping[str, Tensor]) -> str | None:
     if sum(enough) < 2:
         return None
     floats = [t.detach().double().flatten() for t in inputs.values() if t.is_floating_point()]
+    floats = [one.to(values.device) for one in floats]
     given = torch.cat(floats) if floats else values.new_zeros(0)
     given = given[torch.isfinite(given) & (given != 0)]
     if bool(torch.isin(units, _significands(given)[0]).all()):

@@ -213,6 +213,9 @@ def _row_keys(rows: Array, chosen: Array) -> Array:
     )
 
 
+_VARIED = {"threads": "number of threads", "vary": "setting", "sms": "number of multiprocessors"}
+
+
 def _accumulation(p: Pattern) -> str | None:
     if p.values is None or p.ulps is None or p.comparison.num_differing < 4:
         return None
@@ -232,8 +235,8 @@ def _accumulation(p: Pattern) -> str | None:
         cause = "terms added in another order, or rounded at another place, than in the golden"
     if condition == "reference":
         cause = "rounded at another place, or accumulated in lower precision"
-    if condition in ("batch", "threads", "schedule", "vary", "ep", "process"):
-        varied = {"threads": "number of threads", "vary": "setting"}.get(condition, condition)
+    if condition in ("batch", "threads", "schedule", "vary", "ep", "process", "sms"):
+        varied = _VARIED.get(condition, condition)
         cause = f"another order of accumulation for another {varied} (tile, split or kernel)"
     median = int(np.median(p.ulps[finite]))
     return f"few ulp (median {median}), scattered over rows and columns: {cause}"

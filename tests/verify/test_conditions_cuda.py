@@ -1,0 +1,212 @@
+"""Conditions on a GPU: in effect on clean cases, and each finds a fault that is its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import verify
+from verify.cases import Case
+from verify.conditions import CONDITIONS, cuda_contention
+from verify.conditions.cuda_loads import busy_stream, held_multiprocessors
+from verify.conditions.cuda_probes import COLD, cache_of, reached_multiprocessors
+from verify.decision import decide
+from verify.evidence import Execution, Plan, Record
+from verify.sessions import Session, first
+from verify.staging import prepare
+from verify.verdicts import ClaimVerdict
+
+pytestmark = pytest.mark.gpu
+
+INPUTS = {
+    "x": verify.normal(256, 512, requires_grad=True),
+    "w": verify.normal(512, 384, requires_grad=True),
+}
+CLAIMS = ("contention", "memory", "stream", "sms", "graph")
+
+
+def run(
+    claim: str, function: Callable[..., Any], runs: int = 3, **options: Any
+) -> tuple[ClaimVerdict, list[Execution]]:
+    options = {"inputs": INPUTS, "device": "cuda", "claims": (claim,), **options}
+    case = Case(name="c", execute=function, **options)
+    records: list[Record] = []
+    plan = Plan("c", "c", [claim], 1, {claim: runs}, random=case.random)
+    session = Session(prepare(case), plan, records.append)
+    first(session)
+    CONDITIONS[claim](session, runs)
+    own = [r for r in records if isinstance(r, Execution) and r.claim == claim]
+    return decide(plan, records).claims[0], own
+
+
+def reasons(claim: ClaimVerdict) -> set[str]:
+    return {finding.reason for finding in claim.findings}
+
+
+def layer(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.gelu(x @ w)
+
+
+def without_blas(x: Tensor, w: Tensor) -> Tensor:
+    """Nothing here asks how many multiprocessors a stream reaches, as cuBLAS may."""
+    return torch.nn.functional.gelu(x).sum(1) + w.sum()
+
+
+def drawing(x: Tensor, w: Tensor) -> Tensor:
+    return torch.nn.functional.dropout(x @ w, 0.3)
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_clean_case_is_verified_under_every_setting(claim: str) -> None:
+    verdict, own = run(claim, without_blas if claim == "sms" else layer)
+    assert not verdict.findings
+    assert verdict.compared == ["grad.w", "grad.x", "out"]
+    for variant in {e.variant for e in own}:
+        assert any(e.in_effect for e in own if e.variant == variant)
+
+
+def network() -> dict[str, Any]:
+    layers = [torch.nn.Linear(512, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 32)]
+    return {"module": torch.nn.Sequential(*layers)}
+
+
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim != "sms"])
+def test_so_is_a_module_with_state(claim: str) -> None:
+    def through(x: Tensor, module: torch.nn.Module) -> Tensor:
+        out: Tensor = module(x)
+        return out
+
+    verdict, _ = run(claim, through, inputs={"x": INPUTS["x"]}, setup=network)
+    assert not verdict.findings
+    assert {"grad.module.0.weight", "state.module.1.running_mean"} <= set(verdict.compared)
+
+
+def test_results_on_both_devices_are_tried_on_both() -> None:
+    def both(x: Tensor, w: Tensor) -> dict[str, Tensor]:
+        return {"cpu": torch.arange(5.0) * 2, "cuda": x @ w}
+
+    variants = {e.variant for e in run("memory", both)[1]}
+    assert {"fill=0xfe", "recycled-nan", "cuda fill=0xfe", "cuda shifted"} <= variants
+    assert any(v.startswith("load=") for v in {e.variant for e in run("contention", both)[1]})
+
+
+def test_held_multiprocessors_are_out_of_reach() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    everything = reached_multiprocessors(device)
+    count = len(everything) // 2
+    with held_multiprocessors(count) as load:
+        load.begin()
+        left = reached_multiprocessors(device)
+        overlap = load.overlap()
+    assert overlap.complete
+    assert overlap.multiprocessors == count
+    assert len(left) == len(everything) - count
+    assert reached_multiprocessors(device) == everything
+
+
+@pytest.mark.parametrize("work", ["memory", "fma", "tensor"])
+def test_a_busy_stream_runs_beside_other_work(work: str) -> None:
+    a = torch.randn(1024, 1024, device="cuda")
+    with busy_stream(work=work) as load:
+        load.begin()
+        (a @ a).sum()
+        overlap = load.overlap()
+    assert overlap.complete
+    assert overlap.steps > 0
+
+
+def test_a_load_ends_by_itself() -> None:
+    with held_multiprocessors(1, timeout=0.2) as load:
+        torch.cuda.synchronize()  # waits for the load, too: it must not last
+        load.begin()
+        overlap = load.overlap()
+    assert (overlap.covering, overlap.timed_out) == (0, 1)
+
+
+def test_a_cold_cache_is_slower() -> None:
+    warm, cold = cache_of(torch.device("cuda", torch.cuda.current_device())).chill()
+    assert cold >= COLD * warm
+
+
+def unwritten(x: Tensor, w: Tensor) -> Tensor:
+    held = torch.empty(256, 1024, device=x.device)
+    held[:, :512] = x
+    return held.clone()
+
+
+def on_default_stream(x: Tensor, w: Tensor) -> Tensor:
+    with torch.cuda.stream(torch.cuda.default_stream()):
+        return x * 2
+
+
+def known_while_recording(x: Tensor, w: Tensor) -> Tensor:
+    return x * (1.5 if torch.cuda.is_current_stream_capturing() else 1.0)
+
+
+def counting(x: Tensor, w: Tensor) -> Tensor:
+    return x + len(reached_multiprocessors(x.device, torch.cuda.current_stream()))
+
+
+@pytest.mark.parametrize(
+    ("claim", "function"),
+    [
+        ("memory", unwritten),
+        ("stream", on_default_stream),
+        ("graph", known_while_recording),
+        ("sms", counting),
+        ("contention", counting),
+    ],
+)
+def test_every_condition_finds_a_fault(claim: str, function: Callable[..., Tensor]) -> None:
+    assert reasons(run(claim, function)[0]) == {"bits-differ"}
+
+
+def test_a_case_that_waits_for_the_device_has_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits(x: Tensor, w: Tensor) -> Tensor:
+        torch.cuda.synchronize()
+        return x @ w
+
+    monkeypatch.setattr(cuda_contention, "TIMEOUTS", (0.2, 0.5))
+    verdict, own = run("contention", waits)
+    assert reasons(verdict) == {"no-overlap"}
+    assert any(e.effective.get("timed_out") for e in own)
+
+
+def test_torch_works_on_after_a_recording_that_failed() -> None:
+    def asks(x: Tensor, w: Tensor) -> Tensor:
+        return torch.rand_like(x) * float(x.sum().item())
+
+    verdict, _ = run("graph", asks, random=True)
+    assert reasons(verdict) == {"unsupported"}
+    assert "captur" in verdict.findings[0].detail
+    torch.cuda.empty_cache()
+    torch.cuda.manual_seed(5)
+    assert float(torch.rand(4, device="cuda").sum()) > 0
+    assert not run("repeat", drawing, random=True)[0].findings
+    assert not run("graph", drawing, random=True)[0].findings
+
+
+def test_one_hardware_queue_does_not_make_contention_vanish() -> None:
+    code = (
+        "import torch\n"
+        "from verify.conditions.cuda_loads import busy_stream, held_multiprocessors\n"
+        "a = torch.randn(512, 512, device='cuda')\n"
+        "(a @ a).sum().item()\n"
+        "for make in (lambda: busy_stream(), lambda: held_multiprocessors(8)):\n"
+        "    with make() as load:\n"
+        "        load.begin()\n"
+        "        (a @ a).sum()\n"
+        "        assert load.overlap().complete, load.overlap()\n"
+    )
+    environment = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
