@@ -8,12 +8,14 @@ the controls that list a detector may then fail.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from verify.controls.catalogue import CONTROLS, DETECTORS, detectors, named, names
 from verify.controls.drawing import text
 from verify.controls.judging import ControlOutcome, ControlsReport, evaluate
 from verify.controls.launching import Collected, collect
+from verify.controls.machine import lacking, parted
 from verify.controls.planting import Control
 
 __all__ = [
@@ -25,7 +27,9 @@ __all__ = [
     "ControlsReport",
     "collect",
     "evaluate",
+    "lacking",
     "names",
+    "parted",
     "run",
     "text",
 ]
@@ -40,10 +44,13 @@ def run(
     """Executes the named controls (all by default; a string is a pattern) and judges them.
 
     Returns `ControlsReport.to_json()`: its `status` is passed, failed, or not-run when nothing was
-    chosen. Raises CaseError for a control or a detector that does not exist.
+    chosen, or nothing of it can run here. `not_run` names what cannot, with what this machine
+    lacks. Raises CaseError for a control or a detector that does not exist.
     """
     off = detectors(disable)
     chosen = named(names(only) if only is None or isinstance(only, str) else only)
-    if not chosen:
-        return ControlsReport((), tuple(sorted(off))).to_json()
-    return evaluate(collect(chosen, off, progress=progress), off).to_json()
+    here, left_out = parted(chosen)
+    if not here:
+        return ControlsReport((), tuple(sorted(off)), left_out=left_out).to_json()
+    report = evaluate(collect(here, off, progress=progress), off)
+    return replace(report, left_out=left_out).to_json()

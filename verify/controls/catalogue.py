@@ -16,6 +16,7 @@ from verify.controls import (
     deaths,
     gaps,
     measured,
+    on_gpu,
     one_process,
     stored,
     subtleties,
@@ -25,7 +26,7 @@ from verify.controls.planting import Control
 from verify.errors import CaseError
 from verify.reasons import REASONS
 
-_HOMES = (one_process, measured, behaviours, subtleties, gaps, stored, two_ranks, deaths)
+_HOMES = (one_process, measured, behaviours, subtleties, gaps, stored, two_ranks, deaths, on_gpu)
 CONTROLS: tuple[Control, ...] = tuple(control for home in _HOMES for control in home.CONTROLS)
 DETECTORS: tuple[str, ...] = (*CLAIMS, *REASONS)
 

@@ -30,5 +30,15 @@ def text(outcome: Mapping[str, Any]) -> str:
             f"{outcome['faults']} faults, {outcome['caught']} caught,"
             f" {outcome['twins']} twins clean"
         )
+    for why, names in _by_reason(outcome.get("not_run", {})).items():
+        lines.append(f"not run here ({printable(why)}): {', '.join(map(printable, names))}")
+        counts += f"; {len(names)} not run here"
     lines.append(f"controls: {counts}" if outcome["faults"] else "controls: nothing ran")
     return "\n".join(lines)
+
+
+def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in left_out.items():
+        found.setdefault(why, []).append(name)
+    return found

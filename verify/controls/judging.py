@@ -9,7 +9,7 @@ clean only if all its claims are VERIFIED. Controls that were not executed are n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verify.cases import Case
@@ -50,11 +50,13 @@ class ControlOutcome:
 
 @dataclass(frozen=True)
 class ControlsReport:
-    """The outcome of all controls that were executed."""
+    """The outcome of all controls that were executed; `left_out` names those that this machine
+    cannot execute, with what it lacks. They are neither passed nor failed."""
 
     outcomes: tuple[ControlOutcome, ...]
     off: tuple[str, ...] = ()
     seconds: float = 0.0
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -84,6 +86,7 @@ class ControlsReport:
             "caught": sum(outcome.caught for outcome in self.outcomes),
             "twins": len(self.outcomes),
             "clean": sum(outcome.clean for outcome in self.outcomes),
+            "not_run": dict(self.left_out),
             "controls": [
                 {
                     "name": outcome.name,

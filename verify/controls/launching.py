@@ -87,8 +87,9 @@ def collect(
 
 
 def _starts(controls: Sequence[Control], off: frozenset[str]) -> list[_Start]:
-    """Those that take long come first: the shared ones, then the deaths."""
-    together: dict[int, list[tuple[Found, Plan]]] = {}
+    """Those that take long come first: the shared ones, then the deaths. What needs a device has a
+    start of its own, so that nothing else of this process uses it meanwhile."""
+    together: dict[tuple[str, int], list[tuple[Found, Plan]]] = {}
     apart: list[_Start] = []
     for control in controls:
         for case, runs in ((control.fault, control.runs), (control.twin, {})):
@@ -98,10 +99,15 @@ def _starts(controls: Sequence[Control], off: frozenset[str]) -> list[_Start]:
             if control.apart and case is control.fault:
                 apart.append(_Start(control.name, case.ranks, control.timeout, (planned,)))
             else:
-                together.setdefault(case.ranks, []).append(planned)
+                together.setdefault((control.needs, case.ranks), []).append(planned)
     shared = [
-        _Start(f"{ranks} process{'es' if ranks > 1 else ''}", ranks, TIMEOUT, tuple(cases))
-        for ranks, cases in sorted(together.items())
+        _Start(
+            f"{ranks} process{'es' if ranks > 1 else ''}{f' with {needs}' if needs else ''}",
+            ranks,
+            TIMEOUT,
+            tuple(cases),
+        )
+        for (needs, ranks), cases in sorted(together.items())
     ]
     return [*shared, *apart]
 

@@ -33,6 +33,7 @@ class Control:
     promises must be VERIFIED, so that only this condition can have caught it.
     apart: the fault is started in processes of its own, since it does not leave them alive.
     runs: what the plan of the fault asks for beyond its case. timeout: seconds for a fault apart.
+    needs: what a machine must have to run it, such as "cuda"; empty runs everywhere.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Control:
     apart: bool = False
     runs: Mapping[str, int] = field(default_factory=dict)
     timeout: float = 120.0
+    needs: str = ""
 
     @property
     def detectors(self) -> frozenset[str]:
@@ -76,6 +78,7 @@ def plant(
     apart: bool = False,
     runs: Mapping[str, int] | None = None,
     timeout: float = 120.0,
+    needs: str = "",
     **options: Any,
 ) -> Control:
     """A control of two functions. `options` are for both cases, `fault` and `twin` for one.
@@ -94,6 +97,7 @@ def plant(
         apart,
         runs or {},
         timeout,
+        needs,
     )
 
 

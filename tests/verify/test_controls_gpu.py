@@ -1,0 +1,255 @@
+"""Planted faults on the GPU: the controls, and what calls their kernels.
+
+What needs no device runs everywhere: what is said of controls that cannot run, and launches against
+what the kernels declare. On a device every fault is caught by name and every twin is clean.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from mok import jit
+from verify import controls
+from verify.cases import ON_CUDA
+from verify.controls import gpu_kernels, gpu_rates, machine, on_gpu
+from verify.inputs import generate
+from verify.reasons import Verdict
+
+FAULTS = {control.name: control for control in on_gpu.CONTROLS}
+SOURCES = sorted(path.stem for path in (jit.source_root() / "conditions/faults").glob("*.cu"))
+DECLARED = re.compile(
+    r'extern "C" __global__ void\s*(?:__launch_bounds__\(\d+\)\s*)?(\w+)\(([^)]*)\)'
+)
+
+
+# --- controls --------------------------------------------------------------------------------
+
+
+def test_every_gpu_control_says_that_it_needs_cuda() -> None:
+    assert len(FAULTS) >= 6
+    for control in on_gpu.CONTROLS:
+        assert control.needs == "cuda"
+        assert control.fault.device == control.twin.device == "cuda"
+        assert {"repeat", "memory", "contention", *ON_CUDA, control.claim} <= set(
+            control.twin.claims
+        )
+        assert set(control.fault.claims) <= set(control.twin.claims)
+    assert {f"condition/{claim}" for claim in ON_CUDA} <= set(FAULTS)
+
+
+def test_controls_that_cannot_run_here_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = controls.run("gpu/*")
+    assert (outcome["status"], outcome["exit_code"], outcome["passed"]) == ("not-run", 3, 0)
+    assert set(outcome["not_run"].values()) == {"needs a CUDA device"}
+    assert set(outcome["not_run"]) == set(controls.names("gpu/*"))
+    text = controls.text(outcome)
+    assert text.startswith("not run here (needs a CUDA device): gpu/atomic-sum, ")
+    assert text.endswith("controls: nothing ran")
+    json.dumps(outcome, allow_nan=False)
+
+
+def test_the_others_run_and_the_last_line_counts_those_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def here(chosen: Sequence[controls.Control], off: Any, **_: Any) -> controls.Collected:
+        cases = [case for one in chosen for case in (one.fault, one.twin)]
+        done = {case.name: gpu_rates.executed(case, case.name, {"repeat": 3}) for case in cases}
+        plans = {name: plan for name, (plan, _) in done.items()}
+        records = {name: tuple(found) for name, (_, found) in done.items()}
+        return controls.Collected(tuple(chosen), plans, records)
+
+    monkeypatch.setattr(controls, "collect", here)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    outcome = controls.run(["reason/nothing-compared", "gpu/split-k"])
+    assert (outcome["status"], outcome["exit_code"], outcome["passed"]) == ("passed", 0, 1)
+    assert outcome["not_run"] == {"gpu/split-k": "needs a CUDA device"}
+    assert controls.text(outcome).endswith("1 caught, 1 twins clean; 1 not run here")
+
+
+def test_without_a_compiler_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_package(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "find_spec", no_package)
+    assert "pip install 'mok-verify[cuda]'" in controls.lacking(FAULTS["gpu/split-k"])
+    assert controls.lacking(controls.CONTROLS[0]) == ""
+
+
+def test_with_a_device_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "find_spec", lambda name: name)
+    here, left_out = controls.parted(on_gpu.CONTROLS)
+    assert (here, left_out) == (list(on_gpu.CONTROLS), {})
+
+
+# --- kernels, without a device ----------------------------------------------------------------
+
+
+def _declared() -> dict[str, list[str]]:
+    found = {}
+    for source in SOURCES:
+        text = (jit.source_root() / f"conditions/faults/{source}.cu").read_text()
+        for entry, parameters in DECLARED.findall(text):
+            found[entry] = [" ".join(one.split()) for one in parameters.split(",")]
+    return found
+
+
+class _Recorder:
+    """Takes the place of a loaded kernel and holds its launches against its declaration."""
+
+    def __init__(self, entry: str, launched: list[str]) -> None:
+        self.entry, self.launched = entry, launched
+
+    def launch(self, *args: Any, grid: Any, block: int, stream: Any = None) -> None:
+        self.launched.append(self.entry)
+        declared = _declared()[self.entry]
+        assert len(args) == len(declared)
+        for value, parameter in zip(args, declared, strict=True):
+            if "*" in parameter:
+                assert value is None or isinstance(value, torch.Tensor)
+                if value is not None:
+                    words = {"float": 4, "unsigned": 4, "unsigned long long": 8}
+                    kind = parameter.replace("const", "").replace("volatile", "").split("*")[0]
+                    assert value.element_size() == words[kind.strip()]
+                    assert value.is_contiguous()
+            else:
+                assert parameter.startswith("unsigned ")
+                assert isinstance(value, ctypes.c_uint32)
+        assert 0 < block <= 1024
+        assert all(size > 0 for size in (grid if isinstance(grid, tuple) else (grid,)))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+
+    def kernel(source: str, entry: str, device: Any, *, fault: bool | None = None) -> _Recorder:
+        assert source in SOURCES
+        return _Recorder(entry, names)
+
+    monkeypatch.setattr(gpu_kernels, "kernel", kernel)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
+    monkeypatch.setattr(gpu_kernels, "reachable_multiprocessors", lambda device: 9)
+    return names
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_launches_fit_what_the_kernels_declare(launched: list[str], fault: bool) -> None:
+    x = torch.zeros(100, 32)
+    bias = torch.zeros(32, requires_grad=True)
+    chain = torch.zeros(64, dtype=torch.int64)
+    times = torch.zeros(gpu_kernels.HANDOVERS, 2, dtype=torch.int64)
+    gpu_kernels.add_bias(x, bias, fault=fault).sum().backward()
+    gpu_kernels.split_product(torch.zeros(64, 256), torch.zeros(256, 32), fault=fault)
+    gpu_kernels.hand_over(chain, torch.zeros(64), fault=fault)
+    gpu_kernels.hand_over(chain, torch.zeros(64), fault=fault, times=times)
+    gpu_kernels.padded_sums(x, count=90, fault=fault)
+    gpu_kernels.scaled_tiles(x, fault=fault)
+    gpu_kernels.grid_sums(x, num_sms=7, fault=fault)
+    calls = gpu_kernels.Calls()
+    gpu_kernels.last_block_sums(x, calls, fault=fault)
+    gpu_kernels.last_block_sums(x, calls, fault=fault)
+    assert calls.count == 2
+    gpu_kernels.doubled_plus_one(x[0], fault=fault)
+    twin_only = set() if not fault else {"planted_column_tree"}
+    assert set(launched) == set(_declared()) - twin_only
+    assert bias.grad is not None
+
+
+def test_every_control_calls_its_kernels(launched: list[str]) -> None:
+    for control in on_gpu.CONTROLS:
+        for case in (control.fault, control.twin):
+            before = len(launched)
+            shapes = {
+                name: torch.zeros(spec.shape, dtype=spec.dtype).requires_grad_(spec.requires_grad)
+                for name, spec in case.inputs.items()
+            }
+            more = {"num_sms": 7} if control.claim == "vary" else {}
+            out = case.execute(**shapes, **more)
+            if out.requires_grad:
+                out.sum().backward()
+            assert len(launched) > before
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_fault_and_twin_compile_without_spills(source: str) -> None:
+    pytest.importorskip("cuda.core")
+    text = (jit.source_root() / f"conditions/faults/{source}.cu").read_text()
+    for macros in [{"FAULT": 0}, {"FAULT": 1}] if "#ifndef FAULT" in text else [{}]:
+        compiled = jit.compile_source(
+            f"conditions/faults/{source}.cu", arch="sm_90a", macros=macros
+        )
+        assert compiled.resources
+        for used in compiled.resources:
+            assert used.entry.startswith("planted_")
+            assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0)
+
+
+def test_a_source_with_a_fault_asks_which_one_is_wanted() -> None:
+    pytest.importorskip("cuda.core")
+    with pytest.raises(jit.CompilationFailed, match="define FAULT as 0"):
+        jit.compile_source("conditions/faults/tail.cu", arch="sm_90a", cache=False)
+
+
+# --- on a device ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, controls.ControlOutcome]:
+    collected = controls.collect(on_gpu.CONTROLS)
+    return {outcome.name: outcome for outcome in controls.evaluate(collected).outcomes}
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_fault_is_caught_by_name_and_twin_is_clean(
+    name: str, outcomes: dict[str, controls.ControlOutcome]
+) -> None:
+    assert outcomes[name].passed, outcomes[name].detail
+
+
+@pytest.mark.gpu
+def test_twins_compute_what_they_say() -> None:
+    x = generate("x", (1000, 256)).cuda()
+    a, b = generate("a", (128, 2048)).cuda(), generate("b", (2048, 128)).cuda()
+    links = generate("links", (1 << 17,), torch.int64, kind="permutation").cuda()
+    values = generate("values", (1 << 17,)).cuda()
+    sums = x.double().sum(0)
+    for got, wanted, tolerance in (
+        (gpu_kernels.column_sums(x, fault=False), sums, 1e-3),
+        (gpu_kernels.split_product(a, b, fault=False), a.double() @ b.double(), 1e-2),
+        (
+            gpu_kernels.hand_over(links, values, fault=False),
+            gpu_kernels.handed_over(links, values).double(),
+            0.0,
+        ),
+        (gpu_kernels.padded_sums(x, count=900, fault=False), x[:900].double().sum(0), 1e-3),
+        (gpu_kernels.scaled_tiles(x, fault=False), 1.5 * x.double() + 0.25, 1e-5),
+        (gpu_kernels.grid_sums(x, num_sms=None, fault=False), sums, 1e-3),
+        (gpu_kernels.last_block_sums(x, gpu_kernels.Calls(), fault=False), sums, 1e-3),
+        (gpu_kernels.doubled_plus_one(x[0], fault=False), 2 * x[0].double() + 1, 1e-5),
+    ):
+        assert float((got.double() - wanted).abs().max()) <= tolerance
+
+
+@pytest.mark.gpu
+def test_plain_check_misses_what_the_condition_finds() -> None:
+    control = FAULTS["gpu/atomic-sum"]
+    inputs = gpu_rates.given(control.fault)
+    assert not any(gpu_rates.plain_check(control.fault, inputs) for _ in range(20))
+    _, records = gpu_rates.executed(control.fault, "t:c", {"repeat": 10})
+    assert gpu_rates.tallies(records)["repeat"].differing > 0
+
+
+def test_verdict_of_gpu_controls_is_a_mismatch() -> None:
+    assert {control.verdict for control in on_gpu.CONTROLS} == {Verdict.MISMATCH}
