@@ -43,14 +43,16 @@ def check(
     ranks: int | None = None,
     timeout: float = 300.0,
     golden: Path | None = None,
+    device: str | None = None,
 ) -> CaseVerdict:
     """The verdict on every promised claim of a case, or on the default ones of a function.
 
     A case that other processes can import (a module-level name in a file) is checked in worker
     processes, all claims. One that they cannot is checked in this process, and the claims that
     need others are UNVERIFIED(unsupported). golden: the folder of goldens, `golden` in the current
-    folder unless given. Raises CaseError for a wrong declaration, InputFileError for a golden that
-    cannot be read.
+    folder unless given. device: "cpu", "cuda" or "cuda:N" instead of where the case puts its
+    tensors. Raises CaseError for a wrong declaration or a device that is not here, InputFileError
+    for a golden that cannot be read.
     """
     case = case_or_function
     if not isinstance(case, Case):
@@ -61,6 +63,7 @@ def check(
         claims=tuple(claims) if claims is not None else None,
         timeout=timeout,
         golden=golden,
+        device=device,
     )
     target = target_of(case)
     found = with_options(Found(case, target or case.name), options)

@@ -51,9 +51,10 @@ def pick(tensor: Tensor, layout: Layout | None, dim: int, index: Tensor, keep: T
     shape[dim] = len(index)
     whole = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
     positions = held.nonzero().flatten()
+    sources = (index[positions] - start).to(tensor.device)
     # copied as integers: torch cannot index every dtype (float8, unsigned)
-    chosen = as_integers(tensor).index_select(dim, index[positions] - start)
-    as_integers(whole).index_copy_(dim, positions, chosen)
+    chosen = as_integers(tensor).index_select(dim, sources)
+    as_integers(whole).index_copy_(dim, positions.to(tensor.device), chosen)
     entry = tensor[(slice(None),) * dim + (0,)].numel() if tensor.shape[dim] else 0
     return Part(whole, None, count=int(held.sum()) * entry)
 
@@ -91,13 +92,18 @@ def differing_wholes(
         )
         if wrong:
             wholes: list[Any] = [None] * world
-            dist.all_gather_object(wholes, (expected.get(name), actual.get(name)))
+            dist.all_gather_object(wholes, (_sent(expected.get(name)), _sent(actual.get(name))))
             if session.stage.rank == mine[0]:
                 pairs[name] = (
                     _whole([pair[0] for pair in wholes]),
                     _whole([wholes[rank][1] for rank in mine]),
                 )
     return pairs
+
+
+def _sent(part: Part | None) -> Part | None:
+    """With its tensor on the CPU: what a peer unpickles must not reach for this rank's GPU."""
+    return None if part is None else replace(part, tensor=part.tensor.detach().cpu())
 
 
 def _total(texts: list[str | None], replicated: bool) -> str | None:

@@ -24,6 +24,9 @@ CLAIMS = (
     "threads",
     "history",
     "contention",
+    "stream",
+    "sms",
+    "graph",
     "batch",
     "schedule",
     "vary",
@@ -34,6 +37,9 @@ CLAIMS = (
     "golden",
 )
 
+
+ON_CUDA = ("stream", "sms", "graph")
+"""Claims about a GPU: for a case without a tensor on one they are UNVERIFIED(unsupported)."""
 
 _IMPLIED = ("batch", "schedule", "vary", "ep", "reference", "exact", "golden")
 
@@ -51,7 +57,11 @@ class Case:
     inputs: name -> spec (see `verify.normal`, `verify.integers`, ...), the same bits everywhere.
     setup: returns a mapping of further arguments: tensors, torch.nn.Modules (their parameters and
         buffers are restored before every execution), torch.Generators (restored too) or anything
-        else, passed on as it is. It runs once per process, with the global generators seeded.
+        else, passed on as it is. It runs once per process, with the global generators seeded. It
+        is given the device if it has a parameter `device`.
+    device: where inputs, and tensors and modules of `setup`, are put: "cpu", "cuda" (rank r has
+        GPU r) or "cuda:N"; "" leaves them where they are made. `--device` goes before it.
+    shares_gpu: True when several ranks may be on one GPU: their group is then gloo's, not NCCL's.
     claims: what is promised; see CLAIMS. By default DEFAULT_CLAIMS and what is given below:
         `batch`, `schedule`, `vary`, `ep`, `reference`, `exact` and `golden` promise themselves.
         Promising what cannot be checked gives UNVERIFIED.
@@ -76,7 +86,7 @@ class Case:
     name: str
     execute: Callable[..., Any]
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    setup: Callable[[], Mapping[str, Any]] | None = None
+    setup: Callable[..., Mapping[str, Any]] | None = None
     claims: Sequence[str] = DEFAULT_CLAIMS
     seed: int = 0
     placement: Mapping[str, Placement] = field(default_factory=dict)
@@ -94,6 +104,8 @@ class Case:
     sources: Sequence[str] = ()
     ranks: int = 1
     description: str = ""
+    device: str = ""
+    shares_gpu: bool = False
 
     def __post_init__(self) -> None:
         if self.claims is DEFAULT_CLAIMS:  # not given

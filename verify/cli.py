@@ -67,6 +67,7 @@ def main() -> None:
         "verify run my_case.py::layer --claims repeat,process --runs 100",
         "verify run package.module:case --format json > result.json",
         "verify run moe --ranks 4 --report report",
+        "verify run moe --ranks 2 --device cuda",
     )
 )
 @click.argument("targets", nargs=-1, required=True)
@@ -84,6 +85,11 @@ def main() -> None:
     help="Fresh processes for the claim `process`.",
 )
 @click.option("--claims", callback=_names, metavar="A,B", help="Only these claims.")
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="cpu, cuda (rank r on GPU r) or cuda:N, instead of where the case puts its tensors.",
+)
 @click.option("--seed", type=int, help="Other inputs than the case's own seed gives.")
 @click.option(
     "--timeout",

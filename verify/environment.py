@@ -21,6 +21,8 @@ from typing import Any
 import torch
 import torch.utils.deterministic as _deterministic
 
+from verify.cuda_facts import cuda_facts
+
 PREFIXES = (
     "ATEN_",
     "CUBLAS_",
@@ -71,7 +73,7 @@ def environment(source: Path | None = None) -> dict[str, Any]:
         "num_interop_threads": torch.get_num_interop_threads(),
         "flags": _flags(),
         "variables": variables(os.environ),
-        "cuda": _cuda(),
+        "cuda": cuda_facts(lambda command: _output(command, timeout=5.0)),
         "source": source_state(source or Path.cwd()),
     }
 
@@ -167,20 +169,6 @@ def _flags() -> dict[str, Any]:
 def _flushes_denormals() -> bool:
     """Torch can set this mode but not read it, so it is measured on one value."""
     return bool((torch.tensor([1e-39], dtype=torch.float32) * 1.0 == 0.0).item())
-
-
-def _cuda() -> dict[str, Any] | None:
-    """Driver and devices of the host through nvidia-smi, which needs no CUDA context here."""
-    if not torch.cuda.is_available():
-        return None
-    query = ["nvidia-smi", "--query-gpu=name,compute_cap,driver_version", "--format=csv,noheader"]
-    rows = [line.split(", ") for line in (_output(query, timeout=5.0) or "").splitlines()]
-    rows = [row for row in rows if len(row) == 3]
-    return {
-        "runtime": torch.version.cuda,
-        "driver": rows[0][2] if rows else None,
-        "devices": [{"name": row[0], "capability": row[1]} for row in rows],
-    }
 
 
 def _affinity() -> int | None:

@@ -91,10 +91,12 @@ def execute(
     wanted = accepts(case.execute, "group", named=group is None)
     if wanted and (group is not None or "group" not in arguments):
         arguments["group"] = group
+    _finish()
     ready, made = time.perf_counter(), 0.0
     try:
         returned = case.execute(**arguments)
         capture.outputs, capture.ignored = flatten(returned)
+        _finish()
         own = time.perf_counter() - ready
         capture.layouts = _layouts(stage, capture.outputs, group)
         heads = {n: t for n, t in capture.outputs.items() if t.requires_grad}
@@ -115,6 +117,7 @@ def execute(
         if heads:
             reached = reached_leaves(list(heads.values()), _leaves(stage, copies))
             found, left_out = differentiate(heads, capture.upstream, reached)
+            _finish()
         capture.seconds = own + time.perf_counter() - resumed
         capture.ignored += [f"gradients of {n} (the function used its graph)" for n in left_out]
         for name, gradient in found.items():
@@ -128,6 +131,8 @@ def execute(
         )
         capture.outputs = {}
     capture.after = randomness.fingerprints(randomness.snapshot())
+    for name, state in capture.after.items():
+        capture.before.setdefault(name, state)  # of a GPU that this execution was the first to use
     if capture.failure is None:
         _collect_after(stage, given, copies, capture)
     if other_modules:
@@ -145,6 +150,13 @@ def restore_modules(stage: Stage) -> None:
         _restore(module, stage.module_state[name])
         for kept in stage.module_state[name].values():
             kept.live.grad = kept.grad
+
+
+def _finish() -> None:
+    """Waits for what the current stream of a GPU was given, so that a failure of the case's kernels
+    is the case's, and its time its own. Other streams may hold a load that ends only later."""
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.current_stream().synchronize()
 
 
 def _leaves(stage: Stage, copies: Mapping[str, Tensor]) -> list[Tensor]:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from verify import devices
 from verify.evidence import Execution, Plan, Record, Trouble, from_line, to_line
 from verify.plans import RunOptions, plans_of
 from verify.ranks import worker_command, worker_environment
@@ -34,13 +35,16 @@ def run_joined(
     from verify.running import judge, threads_per_rank
 
     limit = timedelta(seconds=max(options.timeout, 60.0))
-    dist.init_process_group("gloo", timeout=limit)
-    rank, world = dist.get_rank(), dist.get_world_size()
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    plans = plans_of(found, options, world)
+    named = [plan.device for plan in plans if plan.device]
+    for name in named[:1]:
+        devices.enter(name, rank, world)
+    dist.init_process_group(devices.backend(named, local_world), timeout=limit)
     threads = threads_per_rank(local_world)
     torch.set_num_threads(threads)
     store = dist.PrefixStore("verify", dist.distributed_c10d._get_default_store())
-    plans = plans_of(found, options, world)
     degrees = sorted({degree for one in found for degree in one.case.ep})
     with tempfile.TemporaryDirectory(prefix="verify-") as folder:
         spec = WorkerSpec(

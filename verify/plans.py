@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from verify.cases import CLAIMS
+from verify import devices
+from verify.cases import CLAIMS, Case
 from verify.errors import CaseError
 from verify.evidence import Plan
 from verify.goldens import DEFAULT_FOLDER
 from verify.sources import source_digest, sources_of
 from verify.targets import Found
 
-LEAST_RUNS = {"rank": 2, "memory": 3, "threads": 3, "contention": 3, "history": 2}
+LEAST_RUNS = {
+    "rank": 2,
+    "memory": 3,
+    "threads": 3,
+    "contention": 3,
+    "stream": 3,
+    "sms": 2,
+    "graph": 2,
+    "history": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,8 @@ class RunOptions:
     fresh processes of `process`. claims: only these. seed: of inputs. timeout: seconds without any
     progress after which a run is given up. keep: a folder to keep logs and evidence files in.
     golden: the folder of goldens; given, every case that declares a golden promises it.
-    keep_goldens: leave in `keep` what a golden of each case would hold.
+    keep_goldens: leave in `keep` what a golden of each case would hold. device: "cpu", "cuda" or
+    "cuda:N", where inputs, and tensors and modules of `setup`, are put.
     """
 
     ranks: int | None = None
@@ -36,6 +48,7 @@ class RunOptions:
     keep: Path | None = None
     golden: Path | None = None
     keep_goldens: bool = False
+    device: str | None = None
 
     @property
     def golden_folder(self) -> Path:
@@ -47,6 +60,8 @@ class RunOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise CaseError(f"--{name} is {value}; it must be at least {least}")
+        if self.device is not None:
+            devices.parse(self.device)
         if self.timeout <= 0:
             raise CaseError(f"--timeout is {self.timeout}; it must be a positive number of seconds")
         unknown = [claim for claim in self.claims or () if claim not in CLAIMS]
@@ -55,10 +70,12 @@ class RunOptions:
 
 
 def with_options(found: Found, options: RunOptions) -> Found:
-    """The case with the options' seed, and with only the options' claims."""
+    """The case with the options' seed and device, and with only the options' claims."""
     case = found.case
     if options.seed is not None:
         case = replace(case, seed=options.seed)
+    if options.device is not None:
+        case = replace(case, device=options.device)
     if options.claims is not None:
         chosen = tuple(c for c in CLAIMS if c in options.claims)
         case = replace(case, claims=chosen)
@@ -77,8 +94,16 @@ def plans_of(found: Sequence[Found], options: RunOptions, ranks: int | None = No
 
 
 def plan_of(found: Found, options: RunOptions, ranks: int) -> Plan:
-    """The plan of one case. On several ranks the claim `rank` is always added."""
+    """The plan of one case. On several ranks the claim `rank` is always added.
+
+    Raises CaseError when the options ask for a device or for ranks that cannot be had here.
+    """
     case = found.case
+    lacking = devices.missing_device(case.device) if options.device is not None else None
+    if lacking is None and (options.ranks is not None or ranks != case.ranks):
+        lacking = unsupported(case, ranks)
+    if lacking is not None:
+        raise CaseError(f"{found.target}: {lacking}")
     claims = list(case.claims)
     if ranks > 1 and "rank" not in claims and options.claims is None:
         claims.append("rank")
@@ -101,4 +126,16 @@ def plan_of(found: Found, options: RunOptions, ranks: int) -> Plan:
         description=case.description,
         sources=sources_of(case),
         source_digest=source_digest(case),
+        device=case.device,
     )
+
+
+def unsupported(case: Case, ranks: int) -> str | None:
+    """Why a case cannot be executed here on its device and that many ranks, or None."""
+    lacking = devices.missing_device(case.device)
+    return lacking or devices.too_many_ranks(case.device, _local(ranks), shared=case.shares_gpu)
+
+
+def _local(ranks: int) -> int:
+    """How many of the ranks are on this machine: a launcher of several machines says so."""
+    return min(ranks, int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))

@@ -41,8 +41,11 @@ def restore(state: GeneratorState) -> None:
     torch.set_rng_state(state.torch_cpu)
     np.random.set_state(state.numpy)
     random.setstate(state.python)
-    if state.cuda and torch.cuda.is_initialized():
-        torch.cuda.set_rng_state_all(list(state.cuda))
+    if torch.cuda.is_initialized():
+        if state.cuda:
+            torch.cuda.set_rng_state_all(list(state.cuda))
+        else:  # CUDA began after the snapshot, with the seed that was set before it
+            torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 def seed_all(seed: int) -> None:

@@ -129,6 +129,7 @@ def _watch(watched: list[Watched], timeout: float, progress: Callable[[str], Non
     """Waits for all; returns whether nothing moved for `timeout` seconds."""
     moved = time.monotonic()
     death_at: float | None = None
+    left_at: float | None = None
     while any(one.process.poll() is None for one in watched):
         now = time.monotonic()
         for one in watched:
@@ -143,6 +144,10 @@ def _watch(watched: list[Watched], timeout: float, progress: Callable[[str], Non
             death_at = now
         if death_at is not None and now - death_at > GRACE:
             return False
+        if left_at is None and any(one.process.poll() == ABANDONED for one in watched):
+            left_at = now
+        if left_at is not None and now - left_at > GRACE:
+            return False  # gloo's peers notice that one has left; NCCL's wait in their kernel
         if now - moved > timeout and death_at is None:
             return True
         time.sleep(POLL)

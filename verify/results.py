@@ -180,6 +180,7 @@ _DEFAULTS = (
     ("seed", None),
     ("timeout", 300.0),
     ("golden", None),
+    ("device", None),
 )
 
 
@@ -215,6 +216,7 @@ def _case(
         "random": plan.random,
         "placement": plan.placement,
         "batch": plan.batch,
+        "device": plan.device,
         "sources": plan.sources,
         "source_digest": plan.source_digest,
         "inputs": {str(rank): one.inputs for rank, one in bases.items()},

@@ -23,7 +23,7 @@ from verify.decision import decide
 from verify.environment import environment
 from verify.errors import CaseError
 from verify.evidence import Execution, Finished, Plan, Record, Trouble
-from verify.plans import RunOptions, plans_of, with_options
+from verify.plans import RunOptions, plans_of, unsupported, with_options
 from verify.ranks import Outcome, run_workers
 from verify.targets import Found, find
 from verify.verdicts import CaseVerdict
@@ -115,11 +115,9 @@ def run_here(
     plans = plans_of(found, options)
     folder = Path(tempfile.mkdtemp(prefix="verify-"))
     try:
-        records: list[Record] = []
-        for ranks in sorted({plan.ranks for plan in plans}):
-            chosen = [
-                (one, plan) for one, plan in zip(found, plans, strict=True) if plan.ranks == ranks
-            ]
+        pairs, records = _supported(list(zip(found, plans, strict=True)))
+        for ranks in sorted({plan.ranks for _, plan in pairs}):
+            chosen = [(one, plan) for one, plan in pairs if plan.ranks == ranks]
             place = folder / f"ranks{ranks}"
             place.mkdir()
             records += collect(chosen, ranks, options, place, progress)
@@ -128,6 +126,22 @@ def run_here(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return judge(plans, records)
+
+
+def _supported(
+    cases: Sequence[tuple[Found, Plan]],
+) -> tuple[list[tuple[Found, Plan]], list[Record]]:
+    """The cases whose own wishes for a device and for ranks can be met here, and a record of each
+    other one; what the options wish for was an error before."""
+    pairs: list[tuple[Found, Plan]] = []
+    lacking: list[Record] = []
+    for one, plan in cases:
+        why = unsupported(one.case, plan.ranks)
+        if why is None:
+            pairs.append((one, plan))
+        else:
+            lacking.append(Trouble(plan.case, "unsupported", why))
+    return pairs, lacking
 
 
 def judge(

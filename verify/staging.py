@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verify import devices, randomness
 from verify import inputs as generated
-from verify import randomness
 from verify.captures import Layout, as_integers, digest_at, fresh_copy, uncomparable
-from verify.cases import Case
+from verify.cases import Case, accepts
 from verify.errors import CaseError
 from verify.nesting import Nest, unnest
 from verify.placements import lookup, placement_of, split
@@ -69,13 +69,16 @@ class Given:
 def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Stage:
     """Runs the case's setup, with the global generators seeded, and takes snapshots.
 
-    Raises CaseError when setup does not return a mapping or clashes with `inputs`.
+    Everything is put on the case's device, if it names one. Raises CaseError when setup does not
+    return a mapping or clashes with `inputs`.
     """
+    device = devices.enter(case.device, rank, world)
     randomness.seed_all(case.seed)
     tensors = {
-        name: generated.materialise(spec, name, case.seed) for name, spec in case.inputs.items()
+        name: generated.materialise(spec, name, case.seed, device or "cpu")
+        for name, spec in case.inputs.items()
     }
-    returned = case.setup() if case.setup is not None else {}
+    returned = _set_up(case, device)
     if returned is not None and not isinstance(returned, Mapping):
         raise CaseError(
             f"case {case.name!r}: setup returned {type(returned).__name__}; it must return a "
@@ -86,6 +89,9 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
     if clash:
         raise CaseError(f"case {case.name!r}: both inputs and setup give {clash[0]!r}")
     modules = {n: m for n, m in made.items() if isinstance(m, torch.nn.Module)}
+    if device is not None:
+        for module in modules.values():
+            module.to(device)
     others = {n: v for n, v in made.items() if not isinstance(v, Tensor | torch.nn.Module)}
     for name, value in made.items():
         if isinstance(value, Tensor):
@@ -94,7 +100,8 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
                     f"case {case.name!r}: argument {name!r} is a {kind} tensor, which cannot be"
                     " copied and compared; make it inside the function from its parts"
                 )
-            tensors[name] = fresh_copy(value).requires_grad_(value.requires_grad)
+            there = value.detach().to(value.device if device is None else device)
+            tensors[name] = fresh_copy(there).requires_grad_(value.requires_grad)
     state = {name: _state_of(module) for name, module in modules.items()}
     own = {n: v.get_state().clone() for n, v in others.items() if isinstance(v, torch.Generator)}
     stage = Stage(
@@ -102,6 +109,14 @@ def prepare(case: Case, rank: int = 0, world: int = 1, group: Any = None) -> Sta
     )
     batch_size(stage)  # raises for a wrong declaration, here where it is a failed setup
     return stage
+
+
+def _set_up(case: Case, device: torch.device | None) -> Any:
+    if case.setup is None:
+        return {}
+    if accepts(case.setup, "device", named=True):
+        return case.setup(device=device or torch.device("cpu"))
+    return case.setup()
 
 
 def _state_of(module: torch.nn.Module) -> dict[str, Kept]:
@@ -143,13 +158,13 @@ def give(
         value = whole
         batch_dim = lookup(case.batch, name)
         if seed is not None and name in case.inputs:
-            value = generated.materialise(case.inputs[name], name, seed)
+            value = generated.materialise(case.inputs[name], name, seed, whole.device)
         elif seed is not None:
             value = other_content(value)
         if refill is not None and batch_dim is not None and name in case.inputs:
-            other = generated.materialise(case.inputs[name], name, case.seed + 1)
+            other = generated.materialise(case.inputs[name], name, case.seed + 1, whole.device)
             value = value.detach().clone()
-            picks = refill.nonzero().flatten()
+            picks = refill.nonzero().flatten().to(whole.device)
             chosen = as_integers(other).index_select(batch_dim, picks)
             as_integers(value).index_copy_(batch_dim, picks, chosen)
         if rows is not None and batch_dim is not None:
@@ -171,6 +186,7 @@ def _entries(value: Tensor, dim: int, rows: Tensor) -> Tensor:
     is no dependence on the batch.
     """
     order = sorted(range(value.dim()), key=value.stride, reverse=True)
+    rows = rows.to(value.device)
     chosen = as_integers(value).permute(order).index_select(order.index(dim % value.dim()), rows)
     return chosen.permute([order.index(d) for d in range(value.dim())]).view(value.dtype)
 

@@ -173,8 +173,13 @@ def _append(file: Any, line: str) -> None:
 def _work(spec: WorkerSpec, emit: Callable[[Record], None]) -> None:
     import torch
 
+    from verify import devices
+
     torch.set_num_threads(spec.threads)
     plans = [Plan(**plan) for plan in spec.plans]
+    named = [plan.device for plan in plans if plan.device]
+    for name in named[:1]:  # before the user's files are imported, which may allocate
+        devices.enter(name, spec.rank, spec.world)
     found = _find(plans)
     if spec.world == 1:
         run_cases(spec, list(zip(found, plans, strict=True)), None, {}, None, emit)
@@ -185,8 +190,13 @@ def _work(spec: WorkerSpec, emit: Callable[[Record], None]) -> None:
 
     limit = timedelta(seconds=max(spec.timeout, 60.0))
     store = dist.TCPStore(spec.store_host, spec.store_port, None, False, timeout=limit)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", spec.world))
     dist.init_process_group(
-        "gloo", store=store, rank=spec.rank, world_size=spec.world, timeout=limit
+        devices.backend(named, local),
+        store=store,
+        rank=spec.rank,
+        world_size=spec.world,
+        timeout=limit,
     )
     groups = make_groups(spec.degrees, spec.rank, spec.world)
     pairs = list(zip(found, plans, strict=True))
@@ -287,10 +297,10 @@ def _declared_wrongly(plan: Plan, spec: WorkerSpec, error: VerifyError) -> Troub
 
 
 def _with_plan(found: Found, plan: Plan) -> Found:
-    """The case as planned: its seed may come from the command line."""
+    """The case as planned: its seed and device may come from the command line."""
     from dataclasses import replace
 
-    return replace(found, case=replace(found.case, seed=plan.seed))
+    return replace(found, case=replace(found.case, seed=plan.seed, device=plan.device))
 
 
 def golden_path(folder: str | Path, index: int) -> Path:
@@ -359,4 +369,10 @@ def write_spec(spec: WorkerSpec) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    _code = main(sys.argv[1:])
+    if _code == ABANDONED:
+        # at once: a collective that never ends, on a GPU, would keep the interpreter from ending
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_code)
+    sys.exit(_code)

@@ -8,6 +8,8 @@ import subprocess
 import pytest
 import torch
 
+from mok import jit
+from verify import cuda_facts
 from verify import environment as module
 from verify.environment import environment, source_state, variables
 
@@ -114,3 +116,59 @@ def test_cuda_devices_come_from_nvidia_smi(tmp_path, monkeypatch):
     record = environment(tmp_path)["cuda"]
     assert record["driver"] == "580.1"
     assert record["devices"] == [{"name": "NVIDIA H200", "capability": "9.0"}] * 2
+    assert record["kernel_flags"]["use_fast_math"] is False
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+
+
+TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-31\t0
+GPU1\tNV18\t X \tNODE\tPIX\t0-31\t0
+GPU2\tSYS\tNODE\t X \tPIX\t0-31\t0
+NIC0\tPIX\tPIX\tPIX\t X
+
+Legend:
+
+  X    = Self
+"""
+
+
+def test_how_devices_are_joined_comes_from_the_matrix_of_nvidia_smi():
+    assert cuda_facts.links(TOPOLOGY) == {
+        "GPU0-GPU1": "NV18",
+        "GPU0-GPU2": "SYS",
+        "GPU1-GPU2": "NODE",
+    }
+    assert cuda_facts.links("") == {}
+    assert cuda_facts.links("Failed to initialize NVML") == {}
+
+
+def test_without_a_device_there_is_no_cuda_record(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cuda_facts.cuda_facts(lambda command: None) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "compiles", "backend"),
+    [
+        ("9.0", True, "cuda-kernel"),
+        ("9.0", False, "host"),
+        ("7.5", True, "host"),
+        ("", True, "host"),
+    ],
+)
+def test_how_digests_of_a_gpu_are_taken_is_known_without_using_it(
+    monkeypatch, capability, compiles, backend
+):
+    asked = []
+
+    def compile_source(source, *, arch, macros):
+        asked.append(arch)
+        if not compiles:
+            raise jit.CompilerMissing("no compiler")
+
+    monkeypatch.setattr(jit, "compile_source", compile_source)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    found, why = cuda_facts._digest_backend(capability)
+    assert found == backend
+    assert bool(why) == (backend == "host")
+    assert asked == (["sm_90a"] if capability == "9.0" else [])

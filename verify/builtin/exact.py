@@ -130,6 +130,7 @@ EXACT_CASES = tuple(
         gradients=False,
         sources=covered.WITH_EXACT_CASES,
         ranks=4,
+        shares_gpu=True,
     )
     for variant in VARIANTS
 )

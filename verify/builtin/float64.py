@@ -92,6 +92,7 @@ FLOAT64_CASES = tuple(
         golden="float64",
         sources=(__file__, *covered.WITH_EXACT_CASES),
         ranks=4,
+        shares_gpu=True,
     )
     for seed, (name, variant) in enumerate(VARIANTS.items(), start=1)
 )

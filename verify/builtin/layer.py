@@ -90,9 +90,13 @@ def reference(
     view: View,
     limit: float | None = None,
 ) -> dict[str, Reference]:
-    """The float64 layer, without roundings and with those of the contract, and a plain bf16 run."""
+    """The float64 layer, without roundings and with those of the contract, and a plain bf16 run.
+
+    On the CPU, whatever the layer runs on: what judges a device must not be computed by it.
+    """
     from mok import reference as float64
 
+    inputs = {name: tensor.cpu() for name, tensor in inputs.items()}
     given = float64.MoEInputs(
         inputs["x"],
         inputs["topk_experts"],
@@ -103,7 +107,7 @@ def reference(
         shared=_shared(inputs),
         swiglu_limit=limit,
     )
-    d_out = upstream["out"]
+    d_out = upstream["out"].cpu()
     exact = float64.moe(given, d_out, "exact", shared_rows=view.rows)
     rounded = float64.moe(given, d_out, "rounded", shared_rows=view.rows)
     plain = plain_bf16(inputs, d_out, view.rows, limit)

@@ -69,6 +69,7 @@ MOE = Case(
     reference=reference,
     sources=(__file__, *covered.WITH_REFERENCE),
     ranks=4,
+    shares_gpu=True,
 )
 CLAMPED = replace(
     MOE,

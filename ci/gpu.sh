@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command: tests, digest, faults, verify, peers, bench, sanitize.
+#
+#   bash ci/gpu.sh                                  all parts on one GPU, 8 minutes at most
+#   bash ci/gpu.sh --parts verify,digest --out out  some of them
+#   bash ci/gpu.sh --ranks 2 --parts verify,bench   two ranks on two GPUs
+#   bash ci/gpu.sh --commit SHA                     a tree without git says which commit it is
+#
+# Writes DIR/run.json (environment, commit, outcome and documents of every part) and DIR/PART.log.
+# A part that fails or takes too long is reported, and the others still run. Exit code 0: all parts
+# passed; 1: one failed; 2: usage, or a dirty tree without --allow-dirty; 3: none failed, but one
+# could not run here. `--help` prints every option. Environment: PYTHON, the interpreter.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-}
+if [ -z "$python" ]; then
+  python=python3
+  [ -x .venv/bin/python ] && python=.venv/bin/python
+fi
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+exec "$python" ci/gpu/parts.py "$@"

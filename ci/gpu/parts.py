@@ -1,0 +1,287 @@
+"""The parts of ci/gpu.sh: which commands each has, and the run of all into run.json.
+
+Parts run one after another, each within its own time. What a part leaves is written at once, so
+that a run that is cut short keeps what it had.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import click
+from steps import ROOT, Part, Step, run_part  # beside this file
+
+from verify import devices
+from verify.environment import environment, source_state
+
+FORMAT = "mok-verify-gpu-run-v1"
+FAILED, UNAVAILABLE = 1, 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the commands need to know: interpreter, folder for their files, ranks."""
+
+    python: str
+    raw: Path
+    ranks: int = 1
+    root: Path = ROOT
+
+    def verify(self, name: str, *words: str, good: Sequence[int] = (0,)) -> Step:
+        """A run of `verify`, whose result document is kept."""
+        report = self.raw / name
+        command = [self.python, "-m", "verify", "run", *words, "--report", str(report)]
+        return Step(name, command, str(report / "result.json"), good)
+
+    def mok(self, name: str, *words: str) -> Step:
+        """A benchmark of `mok` that prints its document."""
+        code = "import sys; from mok.cli import main; sys.exit(main())"
+        return Step(name, [self.python, "-c", code, *words, "--json"], "-", unavailable=(3,))
+
+
+def parts(place: Place) -> list[Part]:
+    """All parts, in the order in which they run. Peers come before the benchmark that quotes it."""
+    python, raw = place.python, place.raw
+    return [
+        Part("tests", 120, [_tests(place)]),
+        Part("digest", 60, [place.mok("digest", "bench", "digest", "--device", "cuda")]),
+        Part(
+            "faults",
+            100,
+            [
+                Step(
+                    "faults",
+                    [python, "ci/gpu/faults.py", "--json", str(raw / "faults.json")],
+                    str(raw / "faults.json"),
+                    unavailable=(3,),
+                )
+            ],
+        ),
+        Part("verify", 150, _layer(place)),
+        Part("peers", 150, [_peers(place)]),
+        Part("bench", 160, [_bench(place)]),
+        Part("sanitize", 120, _sanitize(place)),
+    ]
+
+
+def _tests(place: Place) -> Step:
+    """GPU tests only; the plugin is named where the package is not installed, only on the path."""
+    files = sorted(
+        str(path.relative_to(place.root))
+        for path in (place.root / "tests").rglob("test_*.py")
+        if "mark.gpu" in path.read_text(encoding="utf-8")
+    )
+    known = [one.name for one in importlib.metadata.entry_points(group="pytest11")]
+    plugin = [] if "mok_verify" in known else ["-p", "_mok_verify_pytest"]
+    quiet = ["-p", "no:benchmark", "-p", "no:cacheprovider", "-q"]
+    chosen = ["-m", "gpu or gpus", "--junitxml", str(place.raw / "tests.xml")]
+    command = [place.python, "-m", "pytest", *plugin, *quiet, *chosen, *files]
+    return Step("pytest", command, str(place.raw / "tests.xml"), needs=" passed")
+
+
+def _layer(place: Place) -> list[Step]:
+    """The bundled layer on the GPU: with every promise, on ranks of their own GPUs or sharing one.
+
+    One rank alone has no degree and no other rank to compare with, so that the claims `ep` and
+    `rank` come from four ranks that share the GPU.
+    """
+    if place.ranks > 1:
+        many = ("--ranks", str(place.ranks), "--device", "cuda")
+        return [
+            place.verify("layer", "moe", *many),
+            place.verify("float64", "moe/float64-*", *many),
+        ]
+    one = ("--ranks", "1", "--device", "cuda")
+    claims = "repeat,process,memory,threads,history,contention,batch,schedule,reference"
+    return [
+        place.verify("layer", "verify.builtin.moe:moe", *one, "--claims", claims),
+        place.verify("exact", "moe/exact-*", *one, "--claims", "repeat,exact"),
+        place.verify("float64", "moe/float64-*", *one),
+        place.verify("shared", "moe", "--device", "cuda"),
+    ]
+
+
+def _peers(place: Place) -> Step:
+    """A peer that is not deterministic is a finding, not a failure; so is one that is missing."""
+    if place.ranks > 1:
+        words = ["ci/gpu/peer_rank_cases.py", "--ranks", str(place.ranks)]
+    else:
+        words = ["ci/gpu/peer_cases.py"]
+    return place.verify("peers", *words, "--device", "cuda", "--runs", "20", good=(0, 1, 3))
+
+
+def _bench(place: Place) -> Step:
+    """Its document is a file that grows, so that a run that is cut short keeps what it had."""
+    out, found = place.raw / "bench", place.raw / "peers" / "result.json"
+    words = ["bench", "layer", "--device", "cuda", "--ranks", str(place.ranks), "--limit", "140"]
+    words += ["--out", str(out)]
+    words += ["--gemms"] if place.ranks == 1 else []
+    words += ["--determinism", str(found)] if found.is_file() else []
+    measured = place.mok("layer", *words)
+    return replace(measured, document=str(out / "layer.json"))
+
+
+def _sanitize(place: Place) -> list[Step]:
+    scripts = sorted((place.root / "ci" / "gpu").glob("sanitize_*.py"))
+    return [
+        Step(
+            f"{tool} {script.stem}",
+            [
+                *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer"),
+                *("--tool", tool, "--error-exitcode", "9"),
+                *(place.python, str(script.relative_to(place.root))),
+            ],
+            unavailable=(127,),  # there is no such program
+            needs="ERROR SUMMARY: 0 errors" if tool != "racecheck" else "RACECHECK SUMMARY: 0",
+        )
+        for tool in ("memcheck", "racecheck", "initcheck")
+        for script in scripts
+    ]
+
+
+def source_of(root: Path, given: str | None) -> dict[str, Any]:
+    """Commit and dirty flag: git's, or what was given for a tree without git, or unknown."""
+    state = source_state(root)
+    if state["commit"] is None and state["dirty"] is None:
+        return {"commit": given or "unknown", "dirty": None}
+    return {"commit": state["commit"] or "unknown", "dirty": state["dirty"]}
+
+
+def run_all(
+    chosen: Sequence[str],
+    place: Place,
+    out: Path,
+    seconds: float,
+    source: dict[str, Any],
+    say: Callable[[str], None],
+    limits: Mapping[str, float] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Runs the chosen parts within `seconds` in all, and keeps run.json up to date."""
+    started = time.monotonic()
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "commit": source["commit"],
+        "dirty": source["dirty"],
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "ranks": place.ranks,
+        "environment": environment(place.root),
+        "parts": [],
+    }
+    for name in chosen:
+        part = next(one for one in parts(place) if one.name == name)
+        log = out / f"{name}.log"
+        log.unlink(missing_ok=True)
+        limit = min(limits.get(name, part.seconds), seconds - (time.monotonic() - started))
+        outcome = run_part(part, log, limit)
+        document["parts"].append(outcome.to_json())
+        document["seconds"] = round(time.monotonic() - started, 1)
+        partial = out / "run.partial"
+        partial.write_text(json.dumps(document, indent=1) + "\n")
+        partial.replace(out / "run.json")
+        say(f"{name}: {outcome.status} in {outcome.seconds:.0f} s")
+        for step in outcome.steps:
+            if step["status"] != "passed":
+                last = str(step.get("why", "")).strip().splitlines()[-1:]
+                say(f"  {step['name']}: {step['status']}, exit {step['exit']}: {''.join(last)}")
+    return document
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    """0: all passed; 1: one failed or took too long; 3: one could not run here."""
+    found = {part["status"] for part in document["parts"]}
+    if found & {"failed", "timed out"}:
+        return FAILED
+    return 0 if found == {"passed"} else UNAVAILABLE
+
+
+NAMES = ("tests", "digest", "faults", "verify", "peers", "bench", "sanitize")
+
+
+def _names(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    asked = tuple(name.strip() for name in value.split(",") if name.strip())
+    unknown = [name for name in asked if name not in NAMES]
+    if unknown or not asked:
+        raise click.BadParameter(f"no part {value!r}; allowed are {', '.join(NAMES)}")
+    return tuple(name for name in NAMES if name in asked)
+
+
+def _limits(
+    _context: click.Context, _parameter: click.Parameter, values: Sequence[str]
+) -> dict[str, float]:
+    found = {}
+    for value in values:
+        name, _, text = value.partition("=")
+        if name not in NAMES or not text.isdigit() or int(text) == 0:
+            raise click.BadParameter(f"{value!r}; allowed is PART=SECONDS, such as peers=200")
+        found[name] = float(text)
+    return found
+
+
+@click.command()
+@click.option("--parts", "chosen", callback=_names, default=",".join(NAMES), show_default=True)
+@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("report/gpu"),
+    show_default=True,
+)
+@click.option("--seconds", type=click.FloatRange(1), default=470.0, show_default=True)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    callback=_limits,
+    metavar="PART=SECONDS",
+    help="Another time for one part. May be repeated.",
+)
+@click.option("--commit", help="The commit of a tree without git.")
+@click.option("--allow-dirty", is_flag=True, help="Measure uncommitted changes; recorded.")
+def main(
+    chosen: tuple[str, ...],
+    ranks: int,
+    out: Path,
+    seconds: float,
+    limits: dict[str, float],
+    commit: str | None,
+    allow_dirty: bool,
+) -> None:
+    """Run what needs a GPU, and keep what it measured."""
+    source = source_of(ROOT, commit)
+    if source["dirty"] and not allow_dirty:
+        click.echo(
+            "the tree has uncommitted changes, so that its commit does not say what is measured; "
+            "commit them, or say --allow-dirty",
+            err=True,
+        )
+        sys.exit(2)
+    present = devices.count()
+    if present < ranks:
+        click.echo(f"{ranks} ranks need {ranks} CUDA devices, {present} are here", err=True)
+        sys.exit(2)
+    out.mkdir(parents=True, exist_ok=True)
+    raw = Path(tempfile.mkdtemp(prefix="mok-gpu-"))
+    try:
+        place = Place(sys.executable, raw, ranks)
+        document = run_all(chosen, place, out, seconds, source, click.echo, limits)
+    finally:
+        shutil.rmtree(raw, ignore_errors=True)
+    code = exit_code(document)
+    done = ", ".join(f"{part['name']} {part['status']}" for part in document["parts"])
+    click.echo(f"commit {document['commit']}, {document['seconds']:.0f} s: {done}; exit {code}")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""README's tables of what was measured on GPUs, made from the evidence in ci/evidence/.
+
+    python ci/gpu/tables.py            write them; a table that README lacks is added
+    python ci/gpu/tables.py --check    exit code 1 when README's are not those of the evidence
+
+A table stands between `<!-- evidence: NAME -->` and `<!-- end -->`. No figure is typed by hand: a
+table without evidence, evidence without its table, and another text than the one made here are
+errors alike.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from tabulate import tabulate
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
+
+import evidence  # noqa: E402 - beside this file
+
+README = ROOT / "README.md"
+SECTION = "## Measured on GPUs"
+BEFORE = "## Files"
+_BLOCK = re.compile(r"<!-- evidence: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
+
+Json = Mapping[str, Any]
+Evidence = Mapping[str, Json]
+
+
+def made(found: Evidence) -> dict[str, tuple[str, str]]:
+    """By name of each table that there is evidence for, its title and its text."""
+    tables: dict[str, tuple[str, str]] = {}
+    for name, (title, draw) in TABLES.items():
+        own = [one for one in found.values() if one["part"] == name]
+        if own:
+            sources = "\n\n".join(_source(one) for one in own)
+            tables[name] = (title, f"{draw(own)}\n\n{sources}\n")
+    return tables
+
+
+def problems(readme: str, found: Evidence) -> list[str]:
+    """Where README's tables and the evidence do not say the same."""
+    tables, shown = made(found), {m["name"]: m["text"] for m in _BLOCK.finditer(readme)}
+    told = [f"table {name!r} has no evidence" for name in shown if name not in tables]
+    told += [f"evidence of {name!r} has no table" for name in tables if name not in shown]
+    told += [
+        f"table {name!r} is not that of the evidence"
+        for name, text in shown.items()
+        if name in tables and text != tables[name][1]
+    ]
+    if readme.count("<!-- evidence:") != len(shown):
+        told.append("a marker `<!-- evidence: NAME -->` without its own `<!-- end -->`")
+    return told
+
+
+def written(readme: str, found: Evidence) -> str:
+    """README with every table as the evidence has it; tables without evidence are taken out."""
+    tables = made(found)
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        return _block(name, tables[name][1]) if name in tables else ""
+
+    text = _BLOCK.sub(block, readme)
+    shown = {match["name"] for match in _BLOCK.finditer(text)}
+    missing = [name for name in tables if name not in shown]
+    if missing:
+        added = "".join(f"### {tables[n][0]}\n\n{_block(n, tables[n][1])}\n\n" for n in missing)
+        if SECTION not in text:
+            text = text.replace(f"{BEFORE}\n", f"{SECTION}\n\n{BEFORE}\n", 1)
+        start = text.index(SECTION)
+        end = text.find("\n## ", start + 1)
+        end = len(text) if end < 0 else end + 1
+        text = text[:end] + added + text[end:]
+    return text
+
+
+def _block(name: str, text: str) -> str:
+    return f"<!-- evidence: {name} -->\n{text}<!-- end -->"
+
+
+def _source(one: Json) -> str:
+    """Where the figures come from, in a line."""
+    cuda = one["environment"]["cuda"]
+    devices = [device["name"] for device in cuda["devices"]]
+    dirty = " with uncommitted changes" if one["dirty"] else ""
+    facts = [
+        f"{one['ranks']} x {devices[0]}" if one["ranks"] > 1 else devices[0],
+        f"driver {cuda['driver']}",
+        f"torch {one['environment']['torch']}",
+    ]
+    if one["ranks"] > 1:
+        facts += [f"NCCL {cuda.get('nccl')}", *dict.fromkeys((cuda.get("links") or {}).values())]
+    state = "" if one["status"] == "passed" else f" ({one['status']})"
+    return (
+        f"`{one['command']}`{state} at commit `{one['commit'][:12]}`{dirty}, "
+        f"{one['measured'][:10]}; {', '.join(facts)}."
+    )
+
+
+def _grid(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+    clean = [[str(cell).replace("|", "/").replace("\n", " ") for cell in row] for row in rows]
+    return tabulate(clean, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def _layer(own: Sequence[Json]) -> str:
+    """`verify run moe` on GPUs: a line for each case and number of ranks."""
+    rows = []
+    for one in own:
+        for step in one["results"].values():
+            for case in step.get("cases", ()):
+                rows.append([case["case"], _ranks(case, one), _claims(case), *_counts(case)])
+    return _grid(rows, ["case", "ranks", "claims", "executions", "differing", "verdict"])
+
+
+def _ranks(case: Json, one: Json) -> str:
+    shared = case["ranks"] > 1 and case["ranks"] > one["environment"]["cuda"].get("visible", 0)
+    return f"{case['ranks']}{' on one GPU' if shared else ''}"
+
+
+def _claims(case: Json) -> str:
+    found = {}
+    for claim in case["claims"]:
+        found.setdefault(claim["verdict"], []).append(claim["claim"])
+    if list(found) == ["VERIFIED"]:
+        return ", ".join(found["VERIFIED"])
+    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in found.items())
+
+
+def _counts(case: Json) -> list[object]:
+    claims = case["claims"]
+    executions = sum(claim["executions"] for claim in claims)
+    return [executions, sum(claim["differing"] for claim in claims), case["verdict"]]
+
+
+def _peers(own: Sequence[Json]) -> str:
+    """Which peers give the same bits again: a line for each case, and what differs."""
+    rows = []
+    for one in own:
+        for step in one["results"].values():
+            for case in step.get("cases", ()):
+                name = case["case"].rpartition("::")[2].removeprefix("peers/")
+                rows.append([name, case["ranks"], case["verdict"], *_per_claim(case)])
+    headers = ["peer and shape", "ranks", "verdict", "repeat", "process", "others", "what differs"]
+    return _grid(rows, headers)
+
+
+def _per_claim(case: Json) -> list[str]:
+    claims = {claim["claim"]: claim for claim in case["claims"]}
+    others = [
+        f"{name} {_differing(claim)}"
+        for name, claim in claims.items()
+        if name not in ("repeat", "process")
+    ]
+    first = [_differing(claims[name]) if name in claims else "-" for name in ("repeat", "process")]
+    return [*first, "; ".join(others) or "-", _difference(case)]
+
+
+def _differing(claim: Json) -> str:
+    """Of a claim that compares bits, how many differed; of others the verdict and its reason."""
+    reasons = list(dict.fromkeys(finding["reason"] for finding in claim["findings"]))
+    if claim["verdict"] == "VERIFIED" or "bits-differ" in reasons:
+        return f"{claim['differing']} of {claim['executions']}"
+    return f"{claim['verdict']} ({', '.join(reasons)})"
+
+
+def _difference(case: Json) -> str:
+    tensors = [
+        finding["tensor"]
+        for claim in case["claims"]
+        if claim["verdict"] == "MISMATCH"
+        for finding in claim["findings"]
+        if finding["tensor"]
+    ]
+    if tensors:
+        return ", ".join(dict.fromkeys(tensors))
+    details = [f["detail"] for claim in case["claims"] for f in claim["findings"]]
+    return details[0][:120] if details and case["verdict"] != "VERIFIED" else "-"
+
+
+def _faults(own: Sequence[Json]) -> str:
+    """Planted faults: in how many of how many runs each is seen, and by a plain check."""
+    rows = []
+    for one in own:
+        for step in one["results"].values():
+            for fault in step.get("document", {}).get("faults", ()):
+                tally = fault["claims"].get(fault["claim"])
+                plain, twin = fault["plain_check"], fault["twin"]
+                rows.append(
+                    [
+                        fault["fault"],
+                        fault["claim"],
+                        "caught" if fault["caught"] else "MISSED",
+                        _share(tally),
+                        _share(fault["claims"].get("repeat")),
+                        f"{plain['noticed']} of {plain['trials']}",
+                        f"{twin['differing']} of {twin['executions']}"
+                        + "".join(f"; {text}" for text in twin["not_verified"]),
+                    ]
+                )
+    headers = ["planted fault", "claim", "", "differs there", "in repeat"]
+    return _grid(rows, [*headers, "plain check notices", "clean twin differs"])
+
+
+def _share(tally: Json | None) -> str:
+    if tally is None or not tally["executions"]:
+        return "-"
+    low, high = tally["interval_95"]
+    return f"{tally['differing']} of {tally['executions']}, {100 * low:.1f} to {100 * high:.1f} %"
+
+
+def _digest(own: Sequence[Json]) -> str:
+    """The benchmark's rows as they are, then its other figures."""
+    parts = []
+    for one in own:
+        for step in one["results"].values():
+            document = step.get("document") or {}
+            rows = document.get("rows", [])
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            unit = document.get("unit", "")
+            parts.append(_grid([[_cell(row.get(n)) for n in names] for row in rows], names))
+            others = [
+                f"{name} {_cell(value)}"
+                for name, value in document.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            ]
+            told = [f"Unit: {unit}" if unit else "", document.get("protocol", ""), *others]
+            parts.append("; ".join(text for text in told if text) + ".")
+    return "\n\n".join(parts)
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _bench(own: Sequence[Json]) -> str:
+    """Speed and energy, as the benchmark draws its own document."""
+    from mok.bench import tables
+
+    return "\n\n".join(
+        tables.markdown(step["document"]).strip()
+        for one in own
+        for step in one["results"].values()
+        if step.get("document")
+    )
+
+
+def _sanitize(own: Sequence[Json]) -> str:
+    rows = [
+        [name, step["status"], step.get("said", "-")]
+        for one in own
+        for name, step in one["results"].items()
+    ]
+    return _grid(rows, ["tool and script", "", "it says"])
+
+
+def _tests(own: Sequence[Json]) -> str:
+    rows = [
+        [one["ranks"], step["passed"], len(step["failed"]), step["skipped"], one["seconds"]]
+        for one in own
+        for step in one["results"].values()
+        if "passed" in step
+    ]
+    return _grid(rows, ["GPUs", "passed", "failed", "skipped", "seconds"])
+
+
+TABLES: Mapping[str, tuple[str, Callable[[Sequence[Json]], str]]] = {
+    "tests": ("GPU tests", _tests),
+    "verify": ("The layer, portable backend", _layer),
+    "peers": ("Determinism of peers", _peers),
+    "bench": ("Speed and energy", _bench),
+    "faults": ("Planted faults on the GPU", _faults),
+    "digest": ("Digest speed", _digest),
+    "sanitize": ("compute-sanitizer", _sanitize),
+}
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Change nothing; exit code 1 when something differs.")
+def main(check: bool) -> None:
+    """Make README's tables from ci/evidence/."""
+    try:
+        found = evidence.read()
+    except evidence.EvidenceError as error:
+        click.echo(f"tables: {error}", err=True)
+        sys.exit(1)
+    readme = README.read_text(encoding="utf-8")
+    if check:
+        told = problems(readme, found)
+        for problem in told:
+            click.echo(f"tables: {problem}; run python ci/gpu/tables.py", err=True)
+        sys.exit(1 if told else 0)
+    README.write_text(written(readme, found), encoding="utf-8")
+    click.echo(f"{len(made(found))} tables from {len(found)} files")
+
+
+if __name__ == "__main__":
+    main()
