@@ -4,7 +4,7 @@
 #   bash ci/gpu.sh                                  all parts on one GPU, 8 minutes at most
 #   bash ci/gpu.sh --parts verify,digest --out out  some of them
 #   bash ci/gpu.sh --ranks 2 --parts verify,bench   two ranks on two GPUs
-#   bash ci/gpu.sh --commit SHA                     a tree without git says which commit it is
+#   bash ci/gpu.sh --commit SHA                     a copy of a tree says of which commit
 #
 # Writes DIR/run.json (environment, commit, outcome and documents of every part) and DIR/PART.log.
 # A part that fails or takes too long is reported, and the others still run. Exit code 0: all parts

@@ -9,7 +9,7 @@ One file per part, `ci/evidence/DEVICE/PART.json`, with `-xN` after PART for N r
     part         tests, digest, faults, verify, peers, bench or sanitize
     status       passed, failed or timed out, as ci/gpu.sh judged the part
     commit       40 hex digits: what was measured
-    dirty        false; true with uncommitted changes; null where the tree had no git to ask
+    dirty        false; true with uncommitted changes; null for a copy of a tree, which nobody asked
     measured     UTC, ISO 8601
     ranks, seconds, command
     environment  the part of verify's environment record that bits and speed depend on
