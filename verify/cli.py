@@ -240,7 +240,7 @@ def controls(
         fail(f"no control matches {only!r}; `verify controls --list` prints them")
         return 3
     if listed:
-        emit(json.dumps(names, indent=1) if form == "json" else "\n".join(names))
+        emit(json.dumps(names, indent=1) if form == "json" else package.listing(names))
         return 0
     outcome = package.run(names, disable, progress=progress())
     emit(json.dumps(outcome, indent=1) if form == "json" else package.text(outcome))

@@ -1,7 +1,10 @@
 """The table of planted faults on a GPU: in how many of how many runs each condition sees them.
 
     python ci/gpu/faults.py --json faults.json
-    python ci/gpu/faults.py --calibrate
+    python ci/gpu/faults.py --margins
+
+`--margins` only measures what the missing barrier rests on: when its tile is filled, quiet and
+under each load, against when its reader looks. The table measures that as well, and states it.
 
 Plain checks come first, in a process that has done nothing else: what an allocation holds then is
 what it holds for those who write such checks. Exit code 0 when every fault was caught and every
@@ -14,22 +17,21 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
 
 from verify import controls
 from verify.conditions.cuda_loads import busy_stream, held_multiprocessors
-from verify.controls import gpu_calibration, gpu_kernels, gpu_rates, on_gpu
+from verify.controls import gpu_margins, gpu_rates, on_gpu
 from verify.environment import environment
 
-LOADS: dict[str, gpu_calibration.Load] = {
-    "busy memory": busy_stream,
-    "busy tensor": lambda: busy_stream(work="tensor"),
-    "hold 1/2": lambda: held_multiprocessors(_multiprocessors() // 2),
-    "hold 1/2 memory": lambda: held_multiprocessors(_multiprocessors() // 2, hammer=True),
-}
+PATIENCE = 10.0  # seconds until a load ends by itself; what runs beside it takes less than one
+BARRIER = "gpu/missing-barrier"
 
 
 def main() -> int:
@@ -39,7 +41,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=100, help="plain checks of each fault")
     parser.add_argument("--only", default="*", metavar="GLOB", help="only faults of such names")
     parser.add_argument(
-        "--calibrate", action="store_true", help="measure the missing barrier's work, nothing else"
+        "--margins", action="store_true", help="measure the missing barrier's margins, nothing else"
     )
     options = parser.parse_args()
     names = controls.names(options.only)
@@ -51,7 +53,9 @@ def main() -> int:
     if left_out:
         click.echo(f"nothing ran: {next(iter(left_out.values()))}", err=True)
         return 3
-    return _calibrate() if options.calibrate else _table(chosen, options)
+    if options.margins:
+        return _margins(options.json)
+    return _table(chosen, options)
 
 
 def _table(chosen: list[controls.Control], options: argparse.Namespace) -> int:
@@ -69,37 +73,45 @@ def _table(chosen: list[controls.Control], options: argparse.Namespace) -> int:
         row = gpu_rates.measure(control, options.runs, seen[control.name], options.trials)
         rows.append(row)
         _tell(clock, f"{control.name}: {'passed' if row.passed else 'FAILED'}")
-    found = gpu_rates.document(rows, environment(), time.perf_counter() - clock)
-    if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
+    margins = _measured().to_json() if any(one.name == BARRIER for one in chosen) else None
+    found = gpu_rates.document(rows, environment(), time.perf_counter() - clock, margins)
+    _write(options.json, found)
     click.echo(gpu_rates.drawn(found))
     return 0 if found["passed"] else 1
 
 
-def _calibrate() -> int:
-    handover = next(one for one in on_gpu.CONTROLS if one.fault.execute is on_gpu.without_barrier)
-    links, values = gpu_rates.given(handover.fault).values()
-    now = gpu_calibration.Choice(gpu_kernels.SHORT_WORK, gpu_kernels.ODDS, 0, 0)
-    choice, fillings, step = gpu_calibration.calibrate(links, values, LOADS)
-    for one in fillings:
-        shares = ", ".join(f"{one.quantile(q)} ({100 * q:g} %)" for q in (0.0, 0.5, 0.97, 1.0))
-        click.echo(f"cycles to fill, {one.setting}: {shares}")
-    click.echo(f"a step of the reader takes {step:.2f} cycles")
-    click.echo(f"proposed: SHORT_WORK = {choice.work}, ODDS = {choice.odds}; apart: {choice.apart}")
-    for name, one in (("proposed", choice), ("as it is", now)):
-        quiet = gpu_calibration.wrong_runs(links, values, one, 1000)
-        cold = gpu_calibration.wrong_runs(links, values, one, 300, cold=True)
-        click.echo(f"{name}: wrong in {quiet} of 1000 quiet runs, {cold} of 300 with a cold cache")
-        for title, load in LOADS.items():
-            with load():
-                wrong = gpu_calibration.wrong_runs(links, values, one, 300)
-            click.echo(f"{name}: wrong in {wrong} of 300 under {title}")
-    return 0 if choice.apart else 1
+def _margins(path: Path | None) -> int:
+    margins = _measured()
+    _write(path, margins.to_json())
+    click.echo(gpu_margins.drawn(margins.to_json()))
+    click.echo(f"hides when quiet: {margins.hides}; shows under: {', '.join(margins.shows)}")
+    return 0 if margins.hides and margins.shows else 1
 
 
-def _multiprocessors() -> int:
-    return int(torch.cuda.get_device_properties(0).multi_processor_count)
+def _measured() -> gpu_margins.Margins:
+    barrier = next(one for one in on_gpu.CONTROLS if one.name == BARRIER)
+    return gpu_margins.measure(gpu_rates.given(barrier.fault)["values"], loads())
+
+
+def loads() -> dict[str, gpu_margins.Load]:
+    """What the missing barrier is measured under, by name: contention's own loads."""
+    found: dict[str, gpu_margins.Load] = {
+        f"busy {work}": partial(busy_stream, work=work, timeout=PATIENCE)
+        for work in ("memory", "tensor")
+    }
+    total = int(torch.cuda.get_device_properties(0).multi_processor_count)
+    for held in (total // 4, total // 2, total - max(1, total // 32)):
+        found[f"hold={held}"] = partial(held_multiprocessors, held, timeout=PATIENCE)
+    found[f"hold={total // 2} memory"] = partial(
+        held_multiprocessors, total // 2, hammer=True, timeout=PATIENCE
+    )
+    return found
+
+
+def _write(path: Path | None, found: Mapping[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def _tell(clock: float, text: str) -> None:

@@ -37,8 +37,7 @@ def main() -> int:
     x = generate("x", (ROWS, COLUMNS))
     uneven = x[:COUNT].contiguous()
     a, b = generate("a", (32, 512)), generate("b", (512, 32))
-    links = generate("links", (1024,), torch.int64, kind="permutation")
-    values = generate("values", (1024,))
+    parts = generate("parts", (8, kernels.TILE))
     sums = x.double().sum(0)
     found = {
         "column sums": (kernels.column_sums(x.cuda(), fault=fault), sums),
@@ -47,8 +46,8 @@ def main() -> int:
             a.double() @ b.double(),
         ),
         "handover": (
-            kernels.hand_over(links.cuda(), values.cuda(), fault=fault, work=100, odds=0),
-            kernels.handed_over(links, values).double(),
+            kernels.hand_over(parts.cuda(), fault=fault, odds=0, blocks=6),
+            kernels.handed_over(parts, 6).double(),
         ),
         "padding": (
             kernels.padded_sums(x.cuda(), count=COUNT, fault=fault),

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import struct
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ import torch
 from mok import jit
 from verify import controls
 from verify.cases import ON_CUDA
-from verify.controls import gpu_kernels, gpu_rates, machine, on_gpu
+from verify.controls import gpu_kernels, gpu_margins, gpu_rates, machine, on_gpu
 from verify.inputs import generate
 from verify.reasons import Verdict
 
@@ -54,6 +56,13 @@ def test_controls_that_cannot_run_here_are_named(monkeypatch: pytest.MonkeyPatch
     assert text.startswith("not run here (needs a CUDA device): gpu/atomic-sum, ")
     assert text.endswith("controls: nothing ran")
     json.dumps(outcome, allow_nan=False)
+
+
+def test_the_list_says_what_a_control_needs() -> None:
+    lines = controls.listing(["gpu/split-k", "condition/repeat"]).splitlines()
+    assert lines == ["condition/repeat", "gpu/split-k       needs CUDA"]
+    assert len(controls.listing(controls.names()).splitlines()) == len(controls.CONTROLS)
+    assert controls.listing([]) == ""
 
 
 def test_the_others_run_and_the_last_line_counts_those_left_out(
@@ -108,8 +117,15 @@ class _Recorder:
 
     def __init__(self, entry: str, launched: list[str]) -> None:
         self.entry, self.launched = entry, launched
+        self.shared_limit = 227 * 1024
 
-    def launch(self, *args: Any, grid: Any, block: int, stream: Any = None) -> None:
+    def resident_blocks(self, block: int, shared: int) -> int:
+        assert 2 * (shared + 1024) <= self.shared_limit < 3 * shared
+        return 2
+
+    def launch(
+        self, *args: Any, grid: Any, block: int, shared: int = 0, stream: Any = None
+    ) -> None:
         self.launched.append(self.entry)
         declared = _declared()[self.entry]
         assert len(args) == len(declared)
@@ -125,6 +141,7 @@ class _Recorder:
                 assert parameter.startswith("unsigned ")
                 assert isinstance(value, ctypes.c_uint32)
         assert 0 < block <= 1024
+        assert 0 <= shared <= self.shared_limit
         assert all(size > 0 for size in (grid if isinstance(grid, tuple) else (grid,)))
 
 
@@ -139,6 +156,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(gpu_kernels, "kernel", kernel)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "default")
     monkeypatch.setattr(gpu_kernels, "reachable_multiprocessors", lambda device: 9)
+    properties = SimpleNamespace(multi_processor_count=10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return names
 
 
@@ -146,12 +165,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_launches_fit_what_the_kernels_declare(launched: list[str], fault: bool) -> None:
     x = torch.zeros(100, 32)
     bias = torch.zeros(32, requires_grad=True)
-    chain = torch.zeros(64, dtype=torch.int64)
-    times = torch.zeros(gpu_kernels.HANDOVERS, 2, dtype=torch.int64)
+    values = torch.zeros(8, gpu_kernels.TILE)
+    times = torch.zeros(2, dtype=torch.int64)
     gpu_kernels.add_bias(x, bias, fault=fault).sum().backward()
     gpu_kernels.split_product(torch.zeros(64, 256), torch.zeros(256, 32), fault=fault)
-    gpu_kernels.hand_over(chain, torch.zeros(64), fault=fault)
-    gpu_kernels.hand_over(chain, torch.zeros(64), fault=fault, times=times)
+    gpu_kernels.hand_over(values, fault=fault)
+    gpu_kernels.hand_over(values, fault=fault, blocks=2, times=times)
     gpu_kernels.padded_sums(x, count=90, fault=fault)
     gpu_kernels.scaled_tiles(x, fault=fault)
     gpu_kernels.grid_sums(x, num_sms=7, fault=fault)
@@ -194,6 +213,47 @@ def test_fault_and_twin_compile_without_spills(source: str) -> None:
             assert (used.spill_stores, used.spill_loads, used.stack) == (0, 0, 0)
 
 
+def _clock_reads(cubin: bytes, entry: str) -> int:
+    """Instructions of an entry that read the multiprocessor's clock (CS2R of SR_CLOCKLO)."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    heads = [struct.unpack_from("<IIQQQQ", cubin, table + size * i) for i in range(count)]
+    wanted = f".text.{entry}".encode() + b"\0"
+    for name, _, _, _, offset, length in heads:
+        if cubin.startswith(wanted, heads[names][4] + name):
+            words = (cubin[at : at + 16] for at in range(offset, offset + length, 16))
+            return sum(
+                int.from_bytes(word[:2], "little") & 0xFFF == 0x805 and word[9] == 0x50
+                for word in words
+            )
+    raise AssertionError(f"no code of {entry}")
+
+
+@pytest.mark.parametrize(
+    ("source", "entry", "macros", "reads"),
+    [  # one at the start and one in each loop; what is measured and drawn reads it as well
+        ("two_streams", "planted_slow_double", {}, 2),
+        ("two_streams", "planted_increment", {}, 0),
+        ("handover", "planted_handover", {"FAULT": 0}, 5),
+        ("handover", "planted_handover", {"FAULT": 1}, 6),
+    ],
+)
+def test_loops_that_let_time_go_by_are_in_the_code(
+    source: str, entry: str, macros: dict[str, int], reads: int
+) -> None:
+    pytest.importorskip("cuda.core")
+    source = f"conditions/faults/{source}.cu"
+    compiled = jit.compile_source(source, arch="sm_90a", macros=macros)
+    assert _clock_reads(compiled.cubin, entry) == reads
+
+
+def test_hand_over_is_what_it_says() -> None:
+    values = torch.arange(64.0).view(2, 32)
+    tile = values[0] + values[1] + values[0]
+    assert torch.equal(gpu_kernels.handed_over(values, 4), 2 * tile.roll(-1) - tile)
+    assert gpu_kernels.PAUSE * 1.3 < gpu_kernels.WORK < gpu_kernels.PAUSE * 1.8
+
+
 def test_a_source_with_a_fault_asks_which_one_is_wanted() -> None:
     pytest.importorskip("cuda.core")
     with pytest.raises(jit.CompilationFailed, match="define FAULT as 0"):
@@ -222,15 +282,14 @@ def test_fault_is_caught_by_name_and_twin_is_clean(
 def test_twins_compute_what_they_say() -> None:
     x = generate("x", (1000, 256)).cuda()
     a, b = generate("a", (128, 2048)).cuda(), generate("b", (2048, 128)).cuda()
-    links = generate("links", (1 << 17,), torch.int64, kind="permutation").cuda()
-    values = generate("values", (1 << 17,)).cuda()
+    values = generate("values", (8, gpu_kernels.TILE)).cuda()
     sums = x.double().sum(0)
     for got, wanted, tolerance in (
         (gpu_kernels.column_sums(x, fault=False), sums, 1e-3),
         (gpu_kernels.split_product(a, b, fault=False), a.double() @ b.double(), 1e-2),
         (
-            gpu_kernels.hand_over(links, values, fault=False),
-            gpu_kernels.handed_over(links, values).double(),
+            gpu_kernels.hand_over(values, fault=False, blocks=20),
+            gpu_kernels.handed_over(values, 20).double(),
             0.0,
         ),
         (gpu_kernels.padded_sums(x, count=900, fault=False), x[:900].double().sum(0), 1e-3),
@@ -240,6 +299,19 @@ def test_twins_compute_what_they_say() -> None:
         (gpu_kernels.doubled_plus_one(x[0], fault=False), 2 * x[0].double() + 1, 1e-5),
     ):
         assert float((got.double() - wanted).abs().max()) <= tolerance
+
+
+@pytest.mark.gpu
+def test_the_missing_barrier_hides_when_quiet_and_shows_when_multiprocessors_are_taken() -> None:
+    from verify.conditions.cuda_loads import held_multiprocessors
+
+    values = gpu_rates.given(FAULTS["gpu/missing-barrier"].fault)["values"]
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    half = {"half": lambda: held_multiprocessors(count // 2, timeout=10.0)}
+    margins = gpu_margins.measure(values, half, runs=30)
+    assert margins.hides, margins
+    assert margins.shows == ["half"], margins
+    assert margins.loaded[0].wrong == 30
 
 
 @pytest.mark.gpu

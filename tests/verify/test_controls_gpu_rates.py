@@ -1,4 +1,4 @@
-"""How often planted faults show: counting, the plain check, the table, and the choice of work.
+"""How often planted faults show: counting, the plain check, the table, and the margins.
 
 All of it runs without a device, on faults of the CPU where something has to be executed.
 """
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from verify import controls, normal
 from verify.cases import Case, case_of
-from verify.controls import gpu_calibration, gpu_rates
-from verify.controls.gpu_calibration import Choice, Filling
+from verify.controls import gpu_margins, gpu_rates
+from verify.controls.gpu_margins import Filling, Margins
 from verify.controls.gpu_rates import Row, Tally
 from verify.decision.statistics import rate_interval
 from verify.errors import CaseError
@@ -181,39 +181,41 @@ def test_a_case_that_cannot_be_set_up_is_an_error() -> None:
         gpu_rates.executed(case, "t:c", {"repeat": 2})
 
 
-def _filling(*cycles: int) -> Filling:
-    return Filling("s", tuple(sorted(cycles)))
+def _filling(*cycles: int, wrong: int = 0, setting: str = "s") -> Filling:
+    return Filling(setting, tuple(sorted(cycles)), wrong, 10)
 
 
-def test_work_lies_between_quiet_and_loaded() -> None:
-    choice = gpu_calibration.choose([_filling(90, 100)], [_filling(400, 400, 400)], 4.0, tiles=4)
-    assert choice == Choice(work=50, odds=120, longest_quiet=100, usual_loaded=400)
-    assert choice.apart
-
-
-def test_a_load_that_slows_nothing_is_said() -> None:
-    choice = gpu_calibration.choose([_filling(100)], [_filling(90, 100, 104)], 4.0, tiles=4)
-    assert not choice.apart
-    assert choice.work > 100 / 4  # never inside the quiet range
-    assert choice.odds >= 2
-
-
-@given(
-    st.lists(st.integers(1, 10**6), min_size=1, max_size=50),
-    st.lists(st.integers(1, 10**6), min_size=1, max_size=50),
-    st.floats(1.0, 50.0),
+@pytest.mark.parametrize(
+    ("quiet", "loaded", "hides", "shows"),
+    [
+        (_filling(90, 99), _filling(200, 210, wrong=10), True, ["s"]),
+        (_filling(90, 100), _filling(200, 210, wrong=10), False, ["s"]),  # once too late
+        (_filling(90, 99, wrong=1), _filling(200, wrong=10), False, ["s"]),
+        (_filling(90), _filling(90, 99, 101, wrong=3), True, []),  # late now and then only
+        (_filling(90), _filling(200, 210, wrong=0), True, []),  # late, and not seen
+    ],
 )
-def test_chosen_work_takes_longer_than_any_quiet_filling(
-    quiet: list[int], loaded: list[int], step: float
-) -> None:
-    choice = gpu_calibration.choose([_filling(*quiet)], [_filling(*loaded)], step)
-    assert choice.work >= 1
-    assert choice.odds >= 2
-    assert (choice.work + 0.5) * step >= max(quiet)
-    if choice.apart:
-        assert choice.usual_loaded > choice.longest_quiet
+def test_margins(quiet: Filling, loaded: Filling, hides: bool, shows: list[str]) -> None:
+    margins = Margins(100, [quiet], [loaded])
+    assert (margins.hides, margins.shows) == (hides, shows)
+    told = json.loads(json.dumps(margins.to_json(), allow_nan=False))
+    assert (told["hides_when_quiet"], told["shows_under"]) == (hides, shows)
+    assert told["settings"][1]["wrong"] == loaded.wrong
+    document = gpu_rates.document([_row()], {}, 0.0, told)
+    assert document["passed"] is (hides and bool(shows))
+    assert gpu_rates.drawn(document).endswith(f"wrong in {loaded.wrong} of 10")
 
 
-def test_quantiles() -> None:
-    filling = _filling(4, 1, 3, 2)
-    assert [filling.quantile(q) for q in (0.0, 0.5, 0.97, 1.0)] == [1, 3, 4, 4]
+def test_differing_looks_at_bits() -> None:
+    right = torch.tensor([0.0, float("nan")])
+    outs = [right.clone(), torch.tensor([-0.0, float("nan")]), right + 1]
+    assert gpu_margins.differing(outs, right) == 2
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=50), st.floats(0, 1))
+def test_quantiles_are_measured_cycles(cycles: list[int], share: float) -> None:
+    filling = _filling(*cycles)
+    assert filling.quantile(share) in cycles
+    assert filling.quantile(0.0) == min(cycles)
+    assert filling.quantile(1.0) == max(cycles)
+    assert filling.to_json()["cycles"] == [filling.quantile(q) for q in (0.0, 0.5, 1.0)]

@@ -125,6 +125,14 @@ def test_goldens_that_the_gate_does_not_check_are_counted(document):
     assert "no case of this gate checks" not in render(document(), "text")
 
 
+def test_controls_that_cannot_run_here_are_counted(document):
+    lacks = {"gpu/split-k": "needs a CUDA device", "gpu/sm-count": "needs a CUDA device"}
+    made = document(controls={"status": "passed", "passed": 57, "failed": [], "not_run": lacks})
+    line = "  controls: 57 passed, 2 not run here (needs a CUDA device)\n"
+    assert line in render(made, "text")
+    assert "not run here" not in render(document(), "text")
+
+
 def test_failed_controls_are_named_once(document):
     failed = {"status": "failed", "passed": 57, "failed": ["memory/nan"]}
     made = document(controls=failed, findings=findings(failed_controls=["memory/nan"]))

@@ -164,6 +164,24 @@ def test_without_changes_nothing_is_affected(repository: Repository) -> None:
     assert document["gate"]["base"] == repository.git("rev-parse", "HEAD")
 
 
+def test_controls_that_cannot_run_here_are_kept(repository: Repository) -> None:
+    left_out = {"gpu/split-k": "needs a CUDA device"}
+    repository.controls = {**PASSED, "not_run": left_out}
+    assert repository.gate()["controls"] == {**PASSED, "not_run": left_out}
+    repository.controls = {**PASSED, "not_run": {}}
+    assert repository.gate()["controls"] == PASSED
+
+
+def test_progress_counts_what_runs_here(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said: list[str] = []
+    running.run(Path("gate.toml"), None, (), progress=said.append)
+    assert said[0] == "1 controls, then 2 cases"
+    assert running._runnable(["reason/input-mutated", "gpu/split-k"]) == "1 of 2"
+
+
 def test_a_mismatch_is_worse_than_anything_else(repository: Repository) -> None:
     repository.controls = FAILED
     repository.put(gate_cases__py=BAD)

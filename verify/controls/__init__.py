@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from verify.controls.catalogue import CONTROLS, DETECTORS, detectors, named, names
-from verify.controls.drawing import text
+from verify.controls.drawing import listing, text
 from verify.controls.judging import ControlOutcome, ControlsReport, evaluate
 from verify.controls.launching import Collected, collect
 from verify.controls.machine import lacking, parted
@@ -28,6 +28,7 @@ __all__ = [
     "collect",
     "evaluate",
     "lacking",
+    "listing",
     "names",
     "parted",
     "run",

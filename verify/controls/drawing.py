@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from verify.controls.catalogue import named
 from verify.rendering.escaping import printable
 
 
@@ -35,6 +36,19 @@ def text(outcome: Mapping[str, Any]) -> str:
         counts += f"; {len(names)} not run here"
     lines.append(f"controls: {counts}" if outcome["faults"] else "controls: nothing ran")
     return "\n".join(lines)
+
+
+def listing(names: Iterable[str]) -> str:
+    """The names of controls, one a line; behind a name what a machine must have to run it.
+
+    Raises CaseError for a control that does not exist.
+    """
+    needed = {control.name: control.needs for control in named(names)}
+    width = max(map(len, needed), default=0)
+    return "\n".join(
+        f"{name:{width}}  needs {needed[name].upper()}" if needed[name] else name
+        for name in sorted(needed)
+    )
 
 
 def _by_reason(left_out: Mapping[str, str]) -> dict[str, list[str]]:

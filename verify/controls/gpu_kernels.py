@@ -21,10 +21,11 @@ CHUNKS = 64  # partial sums, where their number is fixed
 SPLITS, EDGE = 8, 32  # of K, and of a tile: csrc/conditions/faults/split_k.cu
 TILE_ROWS = 64  # csrc/conditions/faults/tail.cu
 BLOCKS = 32  # of the sum whose last block adds up
-HANDOVERS, HOPS = 4, 64  # blocks, and dependent loads until a tile is filled
-SHORT_WORK = 20_000  # steps of the reader when it is quick; see gpu_calibration
-ODDS = 128  # a reader is quick once in so many draws
-SLOW_STEPS = 200_000  # about half a millisecond
+PAUSE = 100_000  # cycles until a block has made its part of the tile: about 50 us
+WORK = 160_000  # cycles of the reader: halfway, as a ratio, between one round of blocks and two
+ODDS = 30  # the reader looks ahead of the barrier once in so many draws
+TILE = 32  # values; csrc/conditions/faults/handover.cu
+SLOW = 1_000_000  # cycles, about half a millisecond
 
 
 def kernel(source: str, entry: str, device: torch.device, *, fault: bool | None = None) -> Kernel:
@@ -100,43 +101,53 @@ def split_product(a: Tensor, b: Tensor, *, fault: bool) -> Tensor:
 
 
 def hand_over(
-    links: Tensor,
     values: Tensor,
     *,
     fault: bool,
-    work: int = SHORT_WORK,
     odds: int = ODDS,
+    blocks: int | None = None,
     times: Tensor | None = None,
 ) -> Tensor:
-    """2 t[i + 1] - t[i] around each tile t of 32 values, [HANDOVERS * 32].
+    """2 t[i + 1] - t[i] around the tile t of TILE values that `blocks` blocks fill together.
 
-    links: int64 permutation; a value is found by following it HOPS times. values: as many. The
-    fault reads the tile without waiting for it. times: int64 [HANDOVERS, 2], gets the cycles until
-    a tile was filled and until its reader was ready.
+    values: [rows, TILE]. blocks: at least 2; None is as many as run at once on the whole device.
+    The fault reads the tile ahead of the barrier once in `odds` draws, always for 0. times: int64
+    [2], gets the cycles until the tile was filled and until the reader had done its own work.
     """
-    out = values.new_empty(HANDOVERS * 32)
-    kernel("handover", "planted_handover", values.device, fault=fault).launch(
-        links,
+    handover = kernel("handover", "planted_handover", values.device, fault=fault)
+    # two blocks a multiprocessor: the one that waits for all others leaves room for them anywhere
+    shared = handover.shared_limit // 2 - 1024
+    grid = blocks or wave(handover, shared, values.device)
+    out = values.new_empty(TILE)
+    handover.launch(
         values,
+        values.new_empty(grid - 1, TILE),
         out,
+        torch.zeros(1, dtype=torch.int32, device=values.device),
         c_uint32(len(values)),
-        c_uint32(HOPS),
-        c_uint32(work),
+        c_uint32(PAUSE),
+        c_uint32(WORK),
         c_uint32(odds),
         times,
-        grid=HANDOVERS,
+        grid=grid,
         block=64,
+        shared=shared,
     )
     return out
 
 
-def handed_over(links: Tensor, values: Tensor) -> Tensor:
-    """What `hand_over` must give."""
-    at = torch.arange(HANDOVERS * 32, device=links.device) * 1021 % len(values)
-    for _ in range(HOPS):
-        at = links[at]
-    tiles = values[at].view(HANDOVERS, 32)
-    return (2 * tiles.roll(-1, dims=1) - tiles).flatten()
+def wave(handover: Kernel, shared: int, device: torch.device) -> int:
+    """How many blocks of a hand-over run at once on the whole device."""
+    count = int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return count * max(1, handover.resident_blocks(64, shared))
+
+
+def handed_over(values: Tensor, blocks: int) -> Tensor:
+    """What `hand_over` must give with so many blocks: the same additions in the same order."""
+    tile = torch.zeros(TILE, device=values.device)
+    for part in range(blocks - 1):
+        tile = tile + values[part % len(values)]
+    return 2 * tile.roll(-1) - tile
 
 
 def padded_sums(x: Tensor, *, count: int, fault: bool) -> Tensor:
@@ -244,7 +255,7 @@ def doubled_plus_one(x: Tensor, *, fault: bool) -> Tensor:
     doubled, out = torch.zeros_like(x), torch.empty_like(x)
     grid = -(-count // 256)
     kernel("two_streams", "planted_slow_double", x.device).launch(
-        x, doubled, c_uint32(count), c_uint32(SLOW_STEPS), grid=grid, block=256
+        x, doubled, c_uint32(count), c_uint32(SLOW), grid=grid, block=256
     )
     kernel("two_streams", "planted_increment", x.device).launch(
         doubled,

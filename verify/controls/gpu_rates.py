@@ -18,6 +18,7 @@ from torch import Tensor
 from verify.captures import flatten, fresh_copy, same_bits
 from verify.cases import CLAIMS, Case
 from verify.conduct import conduct, set_up
+from verify.controls import gpu_margins
 from verify.controls.catalogue import module_of
 from verify.controls.planting import Control
 from verify.decision import decide
@@ -210,19 +211,28 @@ def plain_check(case: Case, inputs: Mapping[str, Tensor]) -> bool:
     return noticed
 
 
-def document(rows: Sequence[Row], environment: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """The measured table as JSON-ready data."""
+def document(
+    rows: Sequence[Row],
+    environment: Mapping[str, Any],
+    seconds: float,
+    margins: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The measured table as JSON-ready data. margins: `Margins.to_json()` of the missing barrier,
+    which has to hide when quiet and to show under some load."""
+    sound = margins is None or bool(margins["hides_when_quiet"] and margins["shows_under"])
     return {
         "schema_version": 1,
         "seconds": round(seconds, 1),
-        "passed": bool(rows) and all(row.passed for row in rows),
+        "passed": bool(rows) and all(row.passed for row in rows) and sound,
         "faults": [row.to_json() for row in rows],
+        **({} if margins is None else {"missing_barrier": margins}),
         "environment": environment,
     }
 
 
 def drawn(found: Mapping[str, Any]) -> str:
-    """A document of `document` as text: a line per fault, then variants of contention."""
+    """A document of `document` as text: a line per fault, then variants of contention, then what
+    the missing barrier rests on."""
     lines = [
         (
             one["name"],
@@ -245,7 +255,8 @@ def drawn(found: Mapping[str, Any]) -> str:
         if one["claim"] == "contention" and "contention" in one["claims"]
         for name, (differing, total) in one["claims"]["contention"]["variants"].items()
     ]
-    return "\n".join([table, "", *loads]) if loads else table
+    margins = [gpu_margins.drawn(found["missing_barrier"])] if "missing_barrier" in found else []
+    return "\n".join([table, *([""] if loads or margins else []), *loads, *margins])
 
 
 def _share(tally: Mapping[str, Any] | None) -> str:

@@ -65,7 +65,7 @@ def run(
     stored = golden_changes(config.options.golden_folder, change.base) if change else []
     covered = coverage(config, change, found, stored) if change else _NOTHING
 
-    progress(f"{len(controls)} controls, then {len(plans)} cases")
+    progress(f"{_runnable(controls)} controls, then {len(plans)} cases")
     checked = _check_the_checker(controls, progress)
 
     budget = Budget(config.seconds, config.executions, lambda: time.perf_counter() - clock)
@@ -184,11 +184,21 @@ def _refuse_links(config: Config) -> None:
                 )
 
 
+def _runnable(names: Sequence[str]) -> str:
+    """`57`, or `57 of 66` where this machine lacks what the others need."""
+    from verify import controls
+
+    here, left_out = controls.parted(one for one in controls.CONTROLS if one.name in names)
+    return f"{len(here)} of {len(names)}" if left_out else str(len(here))
+
+
 def _check_the_checker(names: Sequence[str], progress: Progress) -> dict[str, Any]:
     from verify import controls
 
     outcome = controls.run(names, progress=progress)
-    return {key: outcome[key] for key in ("status", "passed", "failed")}
+    kept = {key: outcome[key] for key in ("status", "passed", "failed")}
+    left_out = outcome.get("not_run")
+    return {**kept, "not_run": left_out} if left_out else kept
 
 
 def _asked(

@@ -24,7 +24,10 @@ def about(result: Json) -> list[str]:
     """What the gate of a document looked at: controls, changed files, budget, what it left out."""
     gate, controls = result["gate"], result["controls"]
     failed = f", {len(controls['failed'])} failed" if controls["failed"] else ""
-    said = [f"controls: {controls['passed']} passed{failed}", _changed(gate), *_coverage(gate)]
+    left_out = controls.get("not_run")
+    missing = f", {len(left_out)} not run here ({_lacking(left_out)})" if left_out else ""
+    said = [f"controls: {controls['passed']} passed{failed}{missing}"]
+    said += [_changed(gate), *_coverage(gate)]
     if gate["affected"]:
         said.append(f"affected: {listed(gate['affected'])}; they ran first")
     said.append(_budget(gate["budget"]))
@@ -38,6 +41,11 @@ def about(result: Json) -> list[str]:
     if gate["golden_changes"]:
         said.append(f"{number(len(gate['golden_changes']), 'golden')} changed")
     return said
+
+
+def _lacking(left_out: Mapping[str, str]) -> str:
+    """What the machine lacks for the controls that it did not run, each thing once."""
+    return clipped(", ".join(dict.fromkeys(left_out.values())), LONGEST)
 
 
 def headline(gate: Json, finding: Json) -> str:

@@ -1,19 +1,24 @@
-// Planted fault: one warp hands a tile to another through shared memory without a barrier (FAULT 1);
-// the twin has the barrier (FAULT 0).
+// Planted fault: one warp hands a tile to another through shared memory, and on a branch that is
+// taken once in `odds` draws the other reads ahead of the barrier (FAULT 1); the twin always reads
+// behind it (FAULT 0).
 //
-// The reader has work of its own before it looks, which on a quiet device takes longer than filling
-// the tile: the fault never shows. Filling follows a chain of dependent loads, so contention for
-// memory makes it late. Most of the time the reader's work is long enough even then; once in `odds`
-// draws it is short (`work` steps), and then the reader finds a tile that is not filled. The rate
-// under contention is therefore about blocks / odds, whatever the load does exactly, as long as the
-// chain's time under load exceeds the short work.
+// The tile is a sum over parts of all other blocks, each of which takes `pause` cycles. The reader
+// has `work` cycles of its own before it looks, more than `pause` and less than twice as much. On a
+// quiet device all blocks run at once (the grid is one full wave), and the tile is there in time. As
+// soon as multiprocessors are taken, some blocks begin only when others have ended, the tile comes
+// after 2 `pause` or later, and a reader ahead of the barrier finds an empty one. Both bounds are
+// ratios of waits on one clock, so they hold whatever the device, its clock rate or its caches.
 
 #ifndef FAULT
 #error "define FAULT as 0 (clean twin) or 1 (fault)"
 #endif
 
-#define LONG 12  // how much longer the reader's usual work is than its short one
+#include "conditions/faults/waiting.cuh"
 
+#define BATCH 16  // loads in flight while parts are added up
+#define PATIENCE 2000000000ull  // nanoseconds until the sum goes on without the parts that are missing
+
+#if FAULT
 static __device__ unsigned mixed(unsigned value) {
   value ^= value >> 16;
   value *= 0x7FEB352Du;
@@ -21,43 +26,85 @@ static __device__ unsigned mixed(unsigned value) {
   value *= 0x846CA68Bu;
   return value ^ (value >> 16);
 }
+#endif
 
-static __device__ unsigned long long nanoseconds() {
-  unsigned long long now;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  return now;
+static __device__ __forceinline__ float read_device(const float* address) {
+  float value;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(value) : "l"(address) : "memory");
+  return value;
 }
 
-// grid blocks, block 64. links [count] int64, a permutation of 0 .. count - 1 that is followed `hops`
-// times; values [count], out [blocks * 32]. times [blocks, 2] or null: cycles until the tile was
-// filled, and until the reader's work ended. odds 0: always short.
+// Parts ascending; every lane its own column.
+static __device__ float sum_of(const float* parts, unsigned count, unsigned lane) {
+  float whole = 0.0f;
+  for (unsigned part = 0; part < count; part += BATCH) {
+    float held[BATCH];
+#pragma unroll
+    for (unsigned i = 0; i < BATCH; ++i)
+      held[i] = part + i < count ? read_device(parts + (part + i) * 32 + lane) : 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < BATCH; ++i) whole += held[i];
+  }
+  return whole;
+}
+
+// grid at least 2, block 64. values [rows, 32]: block b > 0 takes row (b - 1) % rows. parts [grid - 1,
+// 32]; out [32] = 2 t[i + 1] - t[i] of the tile t; arrived [1], zero before and after. odds 0: always
+// ahead of the barrier. times [2] or null: cycles until the tile was filled, and until the reader
+// had finished its own work.
 extern "C" __global__ void __launch_bounds__(64)
-    planted_handover(const volatile unsigned long long* links, const float* __restrict__ values, float* out,
-                     unsigned count, unsigned hops, unsigned work, unsigned odds,
+    planted_handover(const float* __restrict__ values, float* parts, float* out, unsigned* arrived,
+                     unsigned rows, unsigned pause, unsigned work, unsigned odds,
                      unsigned long long* times) {
   __shared__ volatile float tile[32];
-  const unsigned lane = threadIdx.x % 32;
+  const unsigned lane = threadIdx.x % 32, count = gridDim.x - 1;
+  const long long start = clock64();
+  if (blockIdx.x > 0) {
+    if (threadIdx.x >= 32) return;
+    const unsigned own = blockIdx.x - 1;
+    const float value = values[own % rows * 32 + lane];
+    wait_until(start, pause);
+    parts[own * 32 + lane] = value;
+    __threadfence();
+    __syncwarp();
+    if (lane == 0) atomicAdd(arrived, 1u);
+    return;
+  }
   if (threadIdx.x < 32) tile[lane] = 0.0f;
   __syncthreads();
-  const long long start = clock64();
+  float here = 0.0f, next = 0.0f;
+  bool ahead = false;
   if (threadIdx.x < 32) {
-    unsigned at = (blockIdx.x * 32 + lane) * 1021u % count;  // every lane its own chain
-    for (unsigned hop = 0; hop < hops; ++hop) at = (unsigned)links[at];
-    tile[lane] = values[at];
-    if (times && lane == 0) times[2 * blockIdx.x] = clock64() - start;
+    if (lane == 0) {
+      const unsigned long long begin = nanoseconds();
+      while (*(volatile unsigned*)arrived < count && nanoseconds() - begin < PATIENCE) {
+      }
+    }
+    __syncwarp();
+    __threadfence();  // what the others wrote before they counted
+    tile[lane] = sum_of(parts, count, lane);
+    if (lane == 0) {
+      *arrived = 0;
+      if (times) times[0] = clock64() - start;
+    }
   } else {
-    unsigned draw = mixed((unsigned)nanoseconds() ^ mixed((unsigned)clock64() + blockIdx.x));
+    wait_until(start, work);
+#if FAULT
+    unsigned draw = mixed((unsigned)nanoseconds() ^ mixed((unsigned)clock64()));
     draw = __shfl_sync(0xFFFFFFFFu, draw, 0);
-    const unsigned steps = odds == 0 || draw % odds == 0 ? work : LONG * work;
-    unsigned state = draw;
-#pragma unroll 8
-    for (unsigned step = 0; step < steps; ++step)
-      asm volatile("mad.lo.u32 %0, %0, 1664525, 1013904223;" : "+r"(state) : : "memory");
-    if (times && lane == 0) times[2 * blockIdx.x + 1] = clock64() - start;
-  }
-#if !FAULT
-  __syncthreads();
+    ahead = odds == 0 || draw % odds == 0;
+    if (ahead) {
+      here = tile[lane];
+      next = tile[(lane + 1) % 32];
+    }
 #endif
-  if (threadIdx.x >= 32)
-    out[blockIdx.x * 32 + lane] = 2.0f * tile[(lane + 1) % 32] - tile[lane];
+    if (times && lane == 0) times[1] = clock64() - start;
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) return;
+  if (!ahead) {
+    here = tile[lane];
+    next = tile[(lane + 1) % 32];
+  }
+  out[lane] = 2.0f * next - here;
 }
