@@ -172,9 +172,8 @@ for name, claim, like in (
     CONDITIONS[claim](session, 1)
     mok = {m.__file__ for n, m in sys.modules.items() if n == "mok" or n.startswith("mok.")}
     # the compiler of kernels is loaded by verify itself, for its digests; no case executes it
-    compiler = ("jit", "toolchain", "compilation", "compile_cache", "kernel_sources", "kernels",
-                "ptxas_log", "loading", "launching")
-    mok -= {sys.modules[f"mok.{name}"].__file__ for name in compiler if f"mok.{name}" in sys.modules}
+    jit = "jit toolchain compilation compile_cache kernel_sources kernels ptxas_log loading launching"
+    mok -= {m.__file__ for n, m in sys.modules.items() if n.removeprefix("mok.") in jit.split()}
     files = source_files(find_exact(like).case)
     print(like, sorted(mok ^ {str(path) for path in files if path.parent.name == "mok"}))
 """
