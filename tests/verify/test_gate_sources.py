@@ -172,8 +172,9 @@ for name, claim, like in (
     CONDITIONS[claim](session, 1)
     mok = {m.__file__ for n, m in sys.modules.items() if n == "mok" or n.startswith("mok.")}
     # the compiler of kernels is loaded by verify itself, for its digests; no case executes it
-    jit = "jit toolchain compilation compile_cache kernel_sources kernels ptxas_log loading launching"
-    mok -= {m.__file__ for n, m in sys.modules.items() if n.removeprefix("mok.") in jit.split()}
+    jit = ("jit", "toolchain", "compilation", "compile_cache", "kernel_sources", "kernels")
+    jit += ("ptxas_log", "loading", "launching")
+    mok -= {m.__file__ for n, m in sys.modules.items() if n.removeprefix("mok.") in jit}
     files = source_files(find_exact(like).case)
     print(like, sorted(mok ^ {str(path) for path in files if path.parent.name == "mok"}))
 """
