@@ -44,7 +44,7 @@ def _each(
 _FAULTS = "conditions/faults"
 
 CATALOGUE: tuple[Variant, ...] = (
-    Variant("digest/digest.cu", ("digest",), dynamic_shared=66048),
+    Variant("digest/digest.cu", ("digest",), dynamic_shared=55872),
     *_each("conditions/busy.cu", ("busy",), "WORK", range(3)),
     *_each("conditions/hold.cu", ("hold",), "HAMMER", range(2)),
     Variant("conditions/probe.cu", ("chase", "delay", "locate", "stamp")),

@@ -166,7 +166,7 @@ class PreparedLaunch:
     def _launch(self, stream: torch.cuda.Stream | None) -> None:
         kernel = self.kernel
         if stream is None:
-            handle = _raw_stream()(kernel.device)
+            handle = raw_stream(kernel.device)
         elif stream.device_index == kernel.device:
             handle = stream.cuda_stream
         else:
@@ -204,9 +204,16 @@ def describe_status(status: int) -> str:
     return f"{known.name}{said}{hint}"
 
 
+def raw_stream(index: int) -> int:
+    """Torch's current stream of device `index` as the driver's number, 0 for the default one.
+
+    The public way builds an object, at 5 us a call.
+    """
+    return _stream_reader()(index)
+
+
 @functools.cache
-def _raw_stream() -> Callable[[int], int]:
-    """Torch's current stream as a number. The public way builds an object, at 5 us a call."""
+def _stream_reader() -> Callable[[int], int]:
     direct: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     if direct is not None:
         return direct

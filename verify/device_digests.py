@@ -4,7 +4,7 @@
     plan.launch()                  # on the current stream, without waiting
     plan.digests()                 # waits; {"w": Digest(...), "x": Digest(...)}
 
-The values are those of `verify.hashing` on a CPU, bit for bit. Memory: 216 bytes for each part of
+The values are those of `verify.hashing` on a CPU, bit for bit. Memory: 240 bytes for each part of
 a tensor and 32 for each digest, nothing in proportion to the data. Work goes to torch's current
 stream of the tensors' device. A prepared plan replays as a CUDA graph.
 
@@ -16,14 +16,18 @@ several devices, and to launch when a tensor has moved since the plan was made.
 from __future__ import annotations
 
 import ctypes
-import functools
+import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mok.launching import raw_stream
 from verify.device_kernel import DEFAULT_TUNING, Tuning, loaded
 from verify.device_parts import ITEM_BYTES, PartTable, Range, ShardLike, parts_of
 from verify.digests import Digest
@@ -31,7 +35,9 @@ from verify.errors import UnsupportedError
 from verify.hashing import PLAIN, dtype_name, plain_tensor
 from verify.lanes import DEFAULT_SEED, key_seeds
 
-_MASK = (1 << 64) - 1
+_FACTS = operator.attrgetter("dtype", "is_nested", "is_cuda", "nbytes", "shape")
+_PLAIN, _REAL = frozenset(PLAIN), frozenset(ITEM_BYTES)
+_NOTHING: AbstractContextManager[object] = nullcontext()
 
 Place = Range | ShardLike
 
@@ -57,11 +63,17 @@ class DigestPlan:
         tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
         self.names, self._tensors = _named(tensors)
-        places = [layouts.get(name) for name in self.names] if layouts else None
-        self._index = _device_of(self._tensors)
+        self._places = [layouts.get(name) for name in self.names] if layouts else None
         table = PartTable()
-        self._shapes, self._addresses = _fill(table, self._tensors, places, self._index)
-        self._places = places
+        dense = None if layouts else dense_memory(self._tensors)
+        if dense is not None:
+            self._index, self._addresses = dense.index, dense.addresses
+            self._shapes: Sequence[torch.Size] = dense.shapes
+            table.add_wholes(dense.addresses, dense.sizes)
+        else:
+            self._index = _device_of(self._tensors)
+            self._addresses = _fill(table, self._tensors, self._places, self._index)
+            self._shapes = [t.shape for t in self._tensors]
         self._prepare(table, len(self._tensors), seed, tuning)
 
     @classmethod
@@ -84,15 +96,16 @@ class DigestPlan:
                 f"no digest on the device: {found.reason}. digest_tensors copies to the host"
             )
         packed, num_tiles = table.pack(tuning.geometry)
-        device = torch.device("cuda", index)
-        with torch.cuda.device(index):
+        with _current(index):
             if torch.cuda.is_current_stream_capturing():
                 raise UnsupportedError("make a DigestPlan before the capture; launch it inside")
             self._stream = torch.cuda.current_stream()
+            device = self._stream.device
             self.lanes = torch.empty((outputs, 4), dtype=torch.int64, device=device)
             self._parts = torch.empty(packed.size, dtype=torch.int64, device=device)
             if packed.size:
-                # The copy is asynchronous, and torch keeps the pinned memory until it is done.
+                # The copy is asynchronous, and torch keeps the pinned memory until it is done; it
+                # also keeps it for the next plan.
                 staged = torch.empty(packed.size, dtype=torch.int64, device="cpu", pin_memory=True)
                 staged.numpy()[:] = packed.reshape(-1).view(np.int64)
                 self._parts.copy_(staged, non_blocking=True)
@@ -106,7 +119,6 @@ class DigestPlan:
                 ctypes.c_uint64(num_tiles),
                 *map(ctypes.c_uint64, key_seeds(seed)),
                 self.lanes,
-                ctypes.c_uint32(0),
                 grid=min(found.blocks, num_tiles),
                 block=tuning.threads,
                 shared=tuning.shared_bytes,
@@ -119,7 +131,7 @@ class DigestPlan:
         was when the plan was made.
         """
         self._enter(stream)
-        with torch.cuda.device(self._index), torch.cuda.stream(stream):
+        with _current(self._index), _on(stream):
             self._record()
 
     def capture(self) -> None:
@@ -142,14 +154,15 @@ class DigestPlan:
             self.capture()
         assert self._graph is not None
         self._enter(stream)
-        if stream is None and torch.cuda.current_device() == self._index:
-            self._graph.replay()
-            return
-        with torch.cuda.device(self._index), torch.cuda.stream(stream):
+        with _current(self._index), _on(stream):
             self._graph.replay()
 
     def digests(self) -> dict[str, Digest]:
-        """By name, as of the last launch; waits for it. UnsupportedError when there was none."""
+        """By name, as of the last launch; waits for it. UnsupportedError when there was none.
+
+        A launch that was captured into a graph of yours runs when you replay that: synchronise with
+        the stream where you did before you call this.
+        """
         if not self._launched:
             raise UnsupportedError(
                 "a DigestPlan has digests after launch() or replay(), not before"
@@ -157,15 +170,15 @@ class DigestPlan:
         current = torch.cuda.current_stream(self._index)
         if current != self._stream:
             current.wait_stream(self._stream)
-        rows = self.lanes.tolist()
+        rows = self.lanes.cpu().numpy().view(np.uint64).tolist()
+        places = self._places or itertools.repeat(None)
         found = {}
-        for at, name in enumerate(self.names):
-            a, b, c, d = (lane & _MASK for lane in rows[at])
-            shape = tuple(self._shapes[at])
-            place = self._places[at] if self._places is not None else None
+        for name, t, size, place, row in zip(
+            self.names, self._tensors, self._shapes, places, rows, strict=False
+        ):
+            shape = tuple(size)
             whole = shape if place is None else tuple(place.full_shape)
-            dtype = dtype_name(self._tensors[at].dtype)
-            found[name] = Digest(dtype, whole, math.prod(shape), (a, b, c, d))
+            found[name] = Digest(dtype_name(t.dtype), whole, math.prod(shape), tuple(row))
         return found
 
     def _record(self) -> None:
@@ -175,7 +188,7 @@ class DigestPlan:
 
     def _enter(self, stream: torch.cuda.Stream | None) -> None:
         """Checks addresses, and puts a launch on another stream behind the last one."""
-        if [t.data_ptr() for t in self._tensors] != self._addresses:
+        if [*map(Tensor.data_ptr, self._tensors)] != self._addresses:
             raise UnsupportedError(
                 "a tensor's memory is not where it was when the plan was made (assigned to .data, "
                 "resized or freed?): make a new DigestPlan"
@@ -208,6 +221,11 @@ def digest_tensors(
     from verify import hashing
 
     names, values = _named(tensors)
+    dense = None if layouts else dense_memory(values)
+    if dense is not None and loaded(dense.index).kernel is not None:
+        plan = DigestPlan(tensors, seed=seed)
+        plan.launch()
+        return plan.digests()
     places = layouts or {}
     found: dict[str, Digest] = {}
     on_devices: dict[int, dict[str, Tensor]] = {}
@@ -228,17 +246,46 @@ def digest_tensors(
     return {name: found[name] for name in names}
 
 
-@functools.cache
-def _raw_stream_reader() -> object:
-    return getattr(torch._C, "_cuda_getCurrentRawStream", None)
+@dataclass(frozen=True)
+class DenseMemory:
+    """Where tensors lie on one device: addresses, bytes and shapes, in their order."""
+
+    index: int
+    addresses: list[int]
+    sizes: tuple[int, ...]
+    shapes: tuple[torch.Size, ...]
 
 
-def raw_stream(index: int) -> int:
-    """Torch's current stream of a device as a number, which is cheaper than as an object."""
-    reader = _raw_stream_reader()
-    if callable(reader):
-        return int(reader(index))
-    return int(torch.cuda.current_stream(index).cuda_stream)
+def dense_memory(tensors: Sequence[Tensor]) -> DenseMemory | None:
+    """If all are on one CUDA device and the bytes of each lie together as a digest reads them.
+
+    The usual case in a few passes without bytecode: half a microsecond a tensor. None for all
+    others, with empty tensors and those that a digest refuses among them.
+    """
+    if not tensors or not _PLAIN.issuperset(map(type, tensors)):
+        return None
+    try:
+        dtypes, nested, on_cuda, sizes, shapes = zip(*map(_FACTS, tensors), strict=True)
+        devices = {*map(Tensor.get_device, tensors)}
+        if any(nested) or not all(on_cuda) or len(devices) != 1 or 0 in sizes:
+            return None
+        if not _REAL.issuperset(dtypes) or not all(map(Tensor.is_contiguous, tensors)):
+            return None
+        if any(map(Tensor.is_neg, tensors)):
+            return None
+        return DenseMemory(devices.pop(), [*map(Tensor.data_ptr, tensors)], sizes, shapes)
+    except RuntimeError:  # sparse, or inside a transform: plain_tensor says what to do about it
+        return None
+
+
+def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+    """The stream as the current one; None leaves it."""
+    return _NOTHING if stream is None else torch.cuda.stream(stream)
+
+
+def _current(index: int) -> AbstractContextManager[object]:
+    """Makes a device the current one, at no cost if it is."""
+    return _NOTHING if torch.cuda.current_device() == index else torch.cuda.device(index)
 
 
 def _named(
@@ -266,38 +313,20 @@ def _device_of(tensors: Sequence[Tensor]) -> int:
 
 def _fill(
     table: PartTable, tensors: Sequence[Tensor], places: Sequence[Place | None] | None, index: int
-) -> tuple[list[torch.Size], list[int]]:
-    """Adds the parts of all tensors; their shapes and addresses. Short for the usual tensor."""
-    shapes, addresses = [], []
-    for slot, t in enumerate(tensors):
-        place = places[slot] if places is not None else None
-        address = _dense_address(t) if place is None else None
-        if address is None:
-            t = plain_tensor(t)
+) -> list[int]:
+    """Adds the parts of all tensors, whatever they are; their addresses."""
+    addresses = []
+    for slot, given in enumerate(tensors):
+        t = plain_tensor(given)
         if t.get_device() != index or not t.is_cuda:
             raise UnsupportedError(
                 f"a DigestPlan takes tensors on one device, cuda:{index}, and tensor {slot} is "
                 f"{_where(t)}; digest_tensors takes any"
             )
-        if address is None:
-            address = t.data_ptr()
-            for part in parts_of(t, place):
-                table.add(part, slot)
-        elif size := t.nbytes:
-            table.add_contiguous(address, size, slot)
-        shapes.append(t.shape)
-        addresses.append(address)
-    return shapes, addresses
-
-
-def _dense_address(t: Tensor) -> int | None:
-    """The address of a tensor whose bytes lie together as a digest reads them, else None."""
-    try:
-        if type(t) in PLAIN and t.dtype in ITEM_BYTES and t.is_contiguous() and not t.is_neg():
-            return None if t.is_nested else t.data_ptr()
-    except RuntimeError:  # sparse, or inside a transform: plain_tensor says what to do about it
-        pass
-    return None
+        for part in parts_of(t, places[slot] if places is not None else None):
+            table.add(part, slot)
+        addresses.append(given.data_ptr())
+    return addresses
 
 
 def _where(t: object) -> str:

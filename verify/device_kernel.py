@@ -15,6 +15,7 @@ import torch
 
 from mok import jit
 from verify.device_parts import Geometry
+from verify.lanes import BLOCK
 
 SOURCE, ENTRY = "digest/digest.cu", "digest"
 KERNEL, HOST = "cuda-kernel", "host"
@@ -25,16 +26,12 @@ OLDEST = (8, 0)  # cp.async
 class Tuning:
     """The macros of the kernel; the defaults are those of the source, as `mok build` compiles it.
 
-    words: consecutive words of a thread. threads: of a block. stages: tiles of a warp in shared
-    memory. blocks_per_sm: what registers are limited for. shared_products, prefetch: see the
-    source.
+    words: consecutive words of a thread, 16 or 32; a CTA's threads share a block of 4096. stages:
+    tiles of a warp in shared memory. prefetch: bytes that a read pulls into L2; 0, 128 or 256.
     """
 
-    words: int = 16
-    threads: int = 256
-    stages: int = 4
-    blocks_per_sm: int = 2
-    shared_products: int = 1
+    words: int = 32
+    stages: int = 3
     prefetch: int = 0
 
     @property
@@ -44,14 +41,19 @@ class Tuning:
         return {name.upper(): value for name, value in vars(self).items() if value != own[name]}
 
     @property
+    def threads(self) -> int:
+        """Of a block of the grid."""
+        return BLOCK // self.words
+
+    @property
     def geometry(self) -> Geometry:
-        return Geometry(4 * self.threads * self.words, 4 * self.threads)
+        return Geometry(4 * BLOCK, 16 * self.threads)
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: the ring, which also has to hold the table of keys."""
-        ring = self.threads // 32 * self.stages * (8 * self.words + 1) * 16
-        return max(ring, 8 * 4099)
+        ring = self.threads // 32 * self.stages * (32 * (self.words // 4 + 1) + 3) * 16
+        return max(ring, 8 * (BLOCK + 4))
 
 
 DEFAULT_TUNING = Tuning()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,8 +26,9 @@ from torch import Tensor
 from verify.errors import UnsupportedError
 
 MAX_DIMS = 8
-FIELDS = 27  # of 8 bytes, of a packed part
+FIELDS = 30  # of 8 bytes, of a packed part
 MAX_PARTS = 1 << 16  # of one tensor
+QUAD_BYTES = 16
 FEW_ROWS = 64  # a shard of at most so many rows is one part a row, and read at full speed
 NO_CUT = MAX_DIMS
 
@@ -73,7 +74,7 @@ class Shard:
 @dataclass(frozen=True)
 class Geometry:
     """Bytes of the whole that a CTA takes at a time: a tile of contiguous memory, and a step
-    through strided memory."""
+    through strided memory, a multiple of 16."""
 
     tile_bytes: int
     gather_bytes: int
@@ -238,23 +239,66 @@ def _finished(part: Part) -> Part:
     return replace(part, num_bytes=num_bytes, axes=part.axes or (Axis(1, 1, 1),))
 
 
+@dataclass(frozen=True)
+class Lines:
+    """How strided memory is visited in its own order: 16 aligned bytes of the whole (a quad) by a
+    thread, and neighbouring threads along the dimension whose entries are neighbours in memory.
+
+    lines: entries of that dimension. num_bytes: how far they are apart in the whole; a quad belongs
+    to the line in which it begins. quads: of a line, at most. visits: quads of the whole part; some
+    may be none.
+    """
+
+    lines: int
+    num_bytes: int
+    quads: int
+    visits: int
+
+
+def lines_of(part: Part) -> Lines | None:
+    """None where the order of the whole is the better one, or nearly so."""
+    axes = part.axes
+    if not axes or axes[-1].stride in (0, 1):
+        return None
+    nearest = min(range(len(axes)), key=lambda at: (axes[at].stride or math.inf, -axes[at].size))
+    lines = axes[nearest].size
+    num_bytes = math.prod(axis.size for axis in axes[nearest + 1 :]) * part.unit
+    if nearest == len(axes) - 1 or num_bytes < QUAD_BYTES:
+        return None
+    quads = -(-num_bytes // QUAD_BYTES) + (part.offset % QUAD_BYTES != 0)
+    return Lines(lines, num_bytes, quads, -(-part.num_bytes // (lines * num_bytes)) * lines * quads)
+
+
 class PartTable:
     """Parts in the order of their outputs, and packed as the kernel reads them."""
 
     def __init__(self) -> None:
-        self._flat = array("Q")
+        # addresses, offsets, bytes, bytes of a group, slots
+        self._columns = tuple(array("Q") for _ in range(5))
         self._strided: dict[int, Part] = {}
         self._grouped = False
 
     def __len__(self) -> int:
-        return len(self._flat) // 5
+        return len(self._columns[0])
+
+    def add_wholes(self, addresses: Sequence[int], sizes: Sequence[int]) -> None:
+        """Tensors whose bytes lie together, none of them empty, one a slot from 0 on."""
+        address, offset, num_bytes, group, slot = self._columns
+        address.extend(addresses)
+        offset.frombytes(bytes(8 * len(addresses)))
+        some = array("Q", sizes)
+        num_bytes.extend(some)
+        group.extend(some)
+        slot.extend(range(len(addresses)))
 
     def add_contiguous(
         self, address: int, num_bytes: int, slot: int, offset: int = 0, group: int = 0
     ) -> None:
         """Bytes that lie together. group: bytes of an output; 0 is all of them."""
         self._grouped |= group != 0
-        self._flat.extend((address, offset, num_bytes, group or num_bytes, slot))
+        values = (address, offset, num_bytes, group or num_bytes, slot)
+        for column, value in zip(self._columns, values, strict=True):
+            column.append(value)
 
     def add(self, part: Part, slot: int, group: int = 0) -> None:
         """Any part; the same arguments."""
@@ -263,20 +307,24 @@ class PartTable:
         self.add_contiguous(part.address, part.num_bytes, slot, part.offset, group)
 
     def pack(self, geometry: Geometry) -> tuple[npt.NDArray[np.uint64], int]:
-        """The kernel's array of parts, uint64 [parts, 27], and the number of tiles of the launch.
+        """The kernel's array of parts, uint64 [parts, 30], and the number of tiles of the launch.
 
         Columns: address, offset, bytes, group, first tile, tiles of a group, kept, slot and unit,
-        axes and cut axis, flips (two columns), sizes (8), strides (8); pairs in one column are 32
-        bits each, the first one low.
+        axes and cut axis, flips (two columns), sizes (8), strides (8), and lines, their bytes and
+        quads; pairs in one column are 32 bits each, the first one low.
         """
-        rows = np.frombuffer(self._flat, np.uint64).reshape(-1, 5)
-        packed = np.zeros((len(rows), FIELDS), np.uint64)
-        packed[:, :4] = rows[:, :4]
-        packed[:, 7] = rows[:, 4]
-        offset, size, group = rows[:, 1], rows[:, 2], rows[:, 3]
-        one, step = np.uint64(1), np.full(len(rows), geometry.tile_bytes, np.uint64)
+        count = len(self)
+        packed = np.zeros((count, FIELDS), np.uint64)
+        columns = [np.frombuffer(column, np.uint64) for column in self._columns]
+        for at, column in zip((0, 1, 2, 3, 7), columns, strict=True):
+            packed[:, at] = column
+        _, offset, size, group, _ = columns
+        one = np.uint64(1)
+        step: np.uint64 | npt.NDArray[np.uint64] = np.uint64(geometry.tile_bytes)
         if self._strided:
-            step[list(self._strided)] = geometry.gather_bytes
+            steps = np.full(count, step, np.uint64)
+            steps[list(self._strided)] = geometry.gather_bytes
+            step = steps
         spanned = (offset + size + (step - one)) // step - offset // step
         packed[:, 5] = spanned
         if self._grouped:
@@ -285,11 +333,17 @@ class PartTable:
             each = np.where(even, group // step, (group + step - one) // step + one)
             packed[:, 5] = np.where(groups == one, spanned, each)
             spanned = packed[:, 5] * groups
+        for row, part in self._strided.items():
+            whole = packed[row, 3] == packed[row, 2]  # a group takes a range of the whole
+            if whole and (lines := lines_of(part)):
+                packed[row, 27:] = lines.lines, lines.num_bytes, lines.quads
+                tiles = -(-lines.visits * QUAD_BYTES // geometry.gather_bytes)
+                spanned[row] = packed[row, 5] = tiles
         ends = np.cumsum(spanned, dtype=np.uint64)
         packed[:, 4] = ends - spanned
         for row, part in self._strided.items():
             _pack_axes(packed[row], part)
-        return packed, int(ends[-1]) if len(rows) else 0
+        return packed, int(ends[-1]) if count else 0
 
 
 def _pack_axes(row: npt.NDArray[np.uint64], part: Part) -> None:

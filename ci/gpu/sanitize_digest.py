@@ -45,7 +45,7 @@ def main() -> int:
         "range": Range(77, (5000,)),
     }
     wrong = []
-    for tuning in (Tuning(), Tuning(threads=128, blocks_per_sm=4, stages=3)):
+    for tuning in (Tuning(), Tuning(words=16, stages=4)):
         plan = DigestPlan(tensors, layouts=layouts, tuning=tuning)
         plan.launch()
         for name, found in plan.digests().items():

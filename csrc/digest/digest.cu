@@ -5,9 +5,9 @@
 //
 // The same sum as verify/lanes.py, by test. Sums of integers do not depend on their order, so the
 // 64-bit atomics at the end are deterministic. No scratch; the output has to be zero before the
-// launch, and `zero` has to be 0. A part is cut into tiles, and a CTA takes a range of them: whole
-// tiles of contiguous memory are streamed through shared memory, what is left at their borders is
-// read directly, and strided memory is gathered word by word.
+// launch. A part is cut into tiles, and a CTA takes a range of them: whole tiles of contiguous
+// memory are streamed through shared memory; what is left at their borders, and strided memory, is
+// read in quads of 16 bytes of the whole.
 
 #include "digest/tiles.cuh"
 
@@ -53,24 +53,37 @@ __device__ __forceinline__ void find_task(Task &task, const Part *parts, u32 num
   const u64 group = (tile - part.first_tile) / part.group_tiles;
   const u64 first = part.first_tile + group * part.group_tiles;
   const u64 stop = min(min(first + part.group_tiles, last), end);
-  const u64 tile_bytes = part.dims == 0 ? TILE_BYTES : GATHER_BYTES;
+  const u64 tile_quads = part.dims == 0 ? BLOCK_QUADS : THREADS;
   task.low = part.offset + group * part.group;
   task.high = min(task.low + part.group, part.offset + part.bytes);
-  const u64 shift = task.low / tile_bytes - first;  // to tiles of the whole
-  task.from = tile + shift;
-  task.to = min(stop + shift, (task.high + tile_bytes - 1) / tile_bytes);
+  const u64 low_quad = task.low / 16, high_quad = (task.high + 15) / 16;
+  const u64 shift = (part.lines ? 0 : low_quad / tile_quads) - first;  // to what its tiles count
+  task.from = (tile + shift) * tile_quads;
+  task.to = (stop + shift) * tile_quads;
+  if (!part.lines) task.from = max(task.from, low_quad), task.to = min(task.to, high_quad);
+  task.done_from = task.done_to = task.to;
+  if (part.dims == 0) {
+    // A piece of 16 bytes that holds a byte of the task is never outside of the allocation at its
+    // beginning, which is aligned; at its end 16 more bytes have to be the task's own.
+    const bool shifted = ((u64)part.data - part.offset) & 15;
+    const u64 safe = shifted && task.high >= 16 ? task.high - 16 : task.high;
+    const u64 whole_from = max(tile + shift, (task.low + TILE_BYTES - 1) / TILE_BYTES);
+    const u64 whole_to = min(stop + shift, safe / TILE_BYTES);
+    if (whole_from < whole_to)
+      task.done_from = whole_from * BLOCK_QUADS, task.done_to = whole_to * BLOCK_QUADS;
+  }
   task.slot = part.slot + group;
   task.next = stop;
   task.part = &part;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
-digest(const Part *parts, u32 num_parts, u64 num_tiles, u64 table_seed, u64 block_seed, u64 *out,
-       u32 zero) {
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM)
+digest(const Part *parts, u32 num_parts, u64 num_tiles, u64 table_seed, u64 block_seed, u64 *out) {
   __shared__ u64 shared[WARPS * 4];
+  __shared__ uint4 seams[32];  // the last three words of blocks
   __shared__ Task task;
-  extern __shared__ __align__(16) uint4 ring[];  // [WARPS][STAGES][STAGE_PIECES]
-  const Seeds seeds = {table_seed, block_seed, zero};
+  extern __shared__ __align__(16) uint4 ring[];  // [WARPS][STAGES][STAGE_SLOTS]
+  const Seeds seeds = {table_seed, block_seed};
   if (threadIdx.x == 0) {
     task.next = num_tiles * blockIdx.x / gridDim.x;
     task.index = part_of(parts, num_parts, task.next);
@@ -83,11 +96,11 @@ digest(const Part *parts, u32 num_parts, u64 num_tiles, u64 table_seed, u64 bloc
       find_task(task, parts, num_parts, num_tiles, num_tiles * (blockIdx.x + 1) / gridDim.x);
     __syncthreads();
     u64 lanes[4] = {0, 0, 0, 0};
-    if (task.part->dims == 0)
-      add_contiguous(lanes, task, seeds, ring);
-    else
-      add_single_words(lanes, task, max(task.from * THREADS, task.low / 4),
-                       min(task.to * THREADS, (task.high + 3) / 4), seeds, (u64 *)ring);
+    if (task.done_from < task.done_to) stream_tiles(lanes, task, seeds, ring, seams);
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side)
+      add_quads(lanes, task, side ? task.done_to : task.from, side ? task.to : task.done_from,
+                seeds, ring);
     flush(lanes, out + 4 * task.slot, shared);
   }
 }

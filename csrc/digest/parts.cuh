@@ -6,42 +6,36 @@ typedef unsigned long long u64;
 typedef unsigned char u8;
 
 #ifndef WORDS
-#define WORDS 16  // consecutive words of a thread; its WORDS + 3 table entries stay in registers
-#endif
-#ifndef THREADS
-#define THREADS 256
+#define WORDS 32  // consecutive words of a thread; their table entries stay in registers
 #endif
 #ifndef STAGES
-#define STAGES 4  // tiles of a warp in shared memory
-#endif
-#ifndef BLOCKS_PER_SM
-#define BLOCKS_PER_SM 2
-#endif
-#ifndef SHARED_PRODUCTS
-#define SHARED_PRODUCTS 1  // three products for two words and two lanes instead of four
+#define STAGES 3  // tiles of a warp in shared memory
 #endif
 #ifndef PREFETCH
 #define PREFETCH 0  // bytes that a read pulls into L2: 0, 128 or 256
 #endif
 
 constexpr int BLOCK = 4096;            // words that share one multiplier
-constexpr int TILE = THREADS * WORDS;  // words of one step of a CTA
-constexpr int TILES_PER_BLOCK = BLOCK / TILE;
-constexpr u64 TILE_BYTES = 4ull * TILE;
+constexpr int THREADS = BLOCK / WORDS; // of a CTA, which takes a block at a time: a tile
+constexpr int CTAS_PER_SM = 512 / THREADS;      // so many have room for 128 registers a thread
+constexpr u64 TILE_BYTES = 4ull * BLOCK;
 constexpr u64 RUN_BYTES = 4ull * WORDS;         // of one thread
-constexpr u64 GATHER_BYTES = 4ull * THREADS;    // a step through strided memory
 constexpr int PIECES = WORDS / 4;               // of 16 bytes, in the run of a thread
-constexpr int STAGE_PIECES = 32 * PIECES + 1;   // of a warp; the last one only if runs are shifted
+constexpr int RUN_SLOTS = PIECES + 1;           // one is left out, so that no bank is met twice
+constexpr int STAGE_SLOTS = 32 * RUN_SLOTS + 3; // of a warp: pieces before and behind it have one
 constexpr int WARPS = THREADS / 32;
+constexpr int BLOCK_QUADS = BLOCK / 4;
 constexpr int MAX_DIMS = 8;
-constexpr u64 TABLE_WORTHWHILE = 32;  // steps of gathering from which on the table is built
-static_assert(BLOCK % TILE == 0, "a tile lies inside one block");
-static_assert(PIECES == 2 || PIECES == 4, "the swizzle repeats every 32 pieces");
+constexpr u64 TABLE_WORTHWHILE = 6;  // quads of a thread from which on the table is built
+static_assert(WORDS == 16 || WORDS == 32, "a CTA's threads share one block");
 
 // A range of a tensor's bytes. `offset` is where it begins in the whole tensor. Sizes and strides
 // are of units of `unit` bytes, slowest first; `dims` 0 says contiguous. Of dimension `cut` only
 // the first `kept` entries are there, the others count as zero: so a shard lies in its whole. Every
-// `group` bytes have an output of their own. verify/device_parts.py writes it.
+// `group` bytes have an output of their own. Strided memory is visited in quads, 16 aligned bytes
+// of the whole each. `lines` 0 visits them in the order of the whole. Else neighbours in memory
+// are neighbours in the visit: first along `lines` entries, each `line_bytes` of the whole behind
+// the last one, then over the `line_quads` quads of a line. verify/device_parts.py writes it.
 struct Part {
   const u8 *data;
   u64 offset;
@@ -55,14 +49,17 @@ struct Part {
   u32 flip[4];  // bits to invert in words 0 .. 3 mod 4 of the whole: lazy conjugates and negatives
   u64 size[MAX_DIMS];
   u64 stride[MAX_DIMS];
+  u64 lines, line_bytes, line_quads;
 };
 
-// What a CTA does next: bytes [low, high) of the whole are one output's, of which it takes the
-// tiles [from, to), counted from the whole's byte 0. It lies in shared memory, so that none of it
-// occupies registers while tiles are streamed.
+// What a CTA does next: bytes [low, high) of the whole are one output's, of which it visits the
+// quads [from, to), those of whole tiles [done_from, done_to) by streaming. Visits along lines
+// count from the part's first quad, others from the whole's. It lies in shared memory, so that
+// none of it occupies registers while tiles are streamed.
 struct Task {
   u64 low, high;
   u64 from, to;
+  u64 done_from, done_to;
   u64 slot;
   u64 next;           // tile of the launch to go on with
   const Part *part;   // of this task
@@ -72,5 +69,4 @@ struct Task {
 
 struct Seeds {
   u64 table, block;
-  u32 zero;  // 0 at run time
 };

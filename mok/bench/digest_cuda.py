@@ -3,8 +3,10 @@
 Protocol: one buffer of random words, viewed as each dtype; the contenders take turns, the starting
 one rotating, each turn a few launches between two events; medians. The plain read is the sum of the
 buffer as int64. A digest's launch includes zeroing its output. Host times are medians over calls on
-an idle device, for a plan of 64 tensors of 1 KB to 64 MB. Refuses to measure where the kernel does
-not run: a copy to the host is not a digest on the device.
+an idle device, for a plan of 64 tensors of 1 KB to 64 MB. Three are also measured alone, each in a
+loop of 2 s without gaps, where the power limit sets the clock: rate, joules of a launch (NVML) and
+clock. Refuses to measure where the kernel does not run: a copy to the host is not a digest on the
+device.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from mok.bench.nvml import open_gauge
+from mok.bench.sampling import sampling
+
 DTYPES = {
     "int64": torch.int64,
     "fp32": torch.float32,
@@ -26,6 +31,8 @@ DTYPES = {
     "fp64": torch.float64,
 }
 LAUNCHES = 4  # between two events; the first one's start-up hides behind the others
+ALONE_SECONDS = 2.0
+QUEUED = 8  # turns
 WARM_UP_SECONDS = 0.3  # the idle clock is a fifth of the busy one
 PLAN_TENSORS = 64
 READ = "plain read"
@@ -45,6 +52,7 @@ def measure(megabytes: int = 2048, rounds: int = 15) -> dict[str, object]:
     count = megabytes * 10**6 // 8
     words = torch.randint(-(2**63), 2**63 - 1, (count,), device="cuda")
     rows = [_row(name, words, dtype, rounds) for name, dtype in DTYPES.items()]
+    alone = _alone(words)
     del words
     kernel = loaded(torch.cuda.current_device()).kernel
     return {
@@ -53,6 +61,7 @@ def measure(megabytes: int = 2048, rounds: int = 15) -> dict[str, object]:
         "protocol": f"{megabytes} MB, contenders in rotation, {LAUNCHES} launches a turn, median "
         f"of {rounds} turns",
         "rows": rows,
+        **alone,
         **_host_times(),
         "registers": kernel.registers if kernel is not None else None,
         "machine": {
@@ -111,6 +120,46 @@ def rotate(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, 
         name: statistics.median(a.elapsed_time(b) for a, b in some) / LAUNCHES / 1e3
         for name, some in spans.items()
     }
+
+
+def _alone(words: Tensor) -> dict[str, object]:
+    """Each contender in a loop of its own on the int64 words; joules and clock None if unknown."""
+    from verify.device_digests import DigestPlan
+
+    contenders: dict[str, Callable[[], object]] = {
+        "verify digest": DigestPlan([words]).launch,
+        READ: lambda: torch.sum(words),
+    }
+    if _works(lambda: torch.hash_tensor(words[:1024])):
+        contenders["torch.hash_tensor"] = lambda: torch.hash_tensor(words)
+    size = words.numel() * 8
+    found: dict[str, object] = {}
+    with sampling(open_gauge(words.device)) as sampler:
+        for name, call in contenders.items():
+            seconds, start, end = _loop(call)
+            seen = sampler.reading(start, end)
+            found[f"alone {name}"] = {
+                "tb_per_s": round(size / seconds / 1e12, 3),
+                "joules": None if seen.watts is None else round(seen.watts * seconds, 4),
+                "clock_mhz": None if seen.clock_mhz is None else round(seen.clock_mhz),
+            }
+    return found
+
+
+def _loop(call: Callable[[], object]) -> tuple[float, float, float]:
+    """Seconds of one launch, and when the loop began and ended (time.perf_counter)."""
+    launches, marks = 0, [torch.cuda.Event(enable_timing=True)]
+    start = time.perf_counter()
+    marks[0].record()
+    while time.perf_counter() < start + ALONE_SECONDS:
+        for _ in range(LAUNCHES):
+            call()
+        launches += LAUNCHES
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
+        marks[max(0, len(marks) - 1 - QUEUED)].synchronize()  # never idle, and never far ahead
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[-1]) / launches / 1e3, start, time.perf_counter()
 
 
 def _host_times() -> dict[str, object]:

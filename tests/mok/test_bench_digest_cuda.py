@@ -19,10 +19,13 @@ def test_without_a_device_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.gpu
 def test_rows_and_host_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest_cuda, "WARM_UP_SECONDS", 0.01)
+    monkeypatch.setattr(digest_cuda, "ALONE_SECONDS", 0.05)
     found: dict[str, Any] = digest_cuda.measure(megabytes=16, rounds=2)
     assert [row["dtype"] for row in found["rows"]] == list(digest_cuda.DTYPES)
     for row in found["rows"]:
         ratio = row["verify digest"] / row[digest_cuda.READ]
         assert row["of the read"] == pytest.approx(ratio)
+    for name in ("verify digest", digest_cuda.READ, "torch.hash_tensor"):
+        assert found[f"alone {name}"]["tb_per_s"] > 0
     assert found["plan_megabytes"] > 100
     assert min(found[name] for name in ("plan_build_us", "plan_launch_us", "plan_replay_us")) > 0

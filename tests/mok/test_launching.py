@@ -47,7 +47,7 @@ class _Driver:
 def driver(monkeypatch):
     driver = _Driver((8, 4, 8, 8))
     monkeypatch.setattr(launching, "cuda_module", lambda name: driver)
-    monkeypatch.setattr(launching, "_raw_stream", lambda: lambda index: STREAM)
+    monkeypatch.setattr(launching, "raw_stream", lambda index: STREAM)
     monkeypatch.setattr(launching, "describe_status", lambda status: f"status {status}")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return driver

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from verify.device_parts import Geometry, Range
+from verify.device_parts import QUAD_BYTES, Geometry, Range
 from verify.hashing import digest_on_host
 
 Bytes = npt.NDArray[np.uint8]
@@ -33,6 +33,12 @@ def lanes_of(
         step = geometry.gather_bytes if row[8] & 0xFFFFFFFF else geometry.tile_bytes
         low = offset + number * group
         high = min(low + group, offset + num_bytes)
+        if row[27]:
+            visits = step // QUAD_BYTES * group_tiles
+            assert _visited(row, visits) == list(range(low // 16, -(-high // 16)))
+            tasks[index, 0] = (low, high, high, row[7] & 0xFFFFFFFF)
+            tile = first_tile + group_tiles
+            continue
         at = tile - first + low // step
         begin, end = max(low, at * step), min(high, (at + 1) * step)
         if begin < end:
@@ -51,6 +57,21 @@ def lanes_of(
         a, b, c, d = ((x + y) & M64 for x, y in zip(lanes[slot], found, strict=True))
         lanes[slot] = (a, b, c, d)
     return lanes
+
+
+def _visited(row: list[int], visits: int) -> list[int]:
+    """The quads of a visit along lines, sorted."""
+    offset, high, (lines, line_bytes, line_quads) = row[1], row[1] + row[2], row[27:]
+    found = []
+    for number in range(visits):
+        rest, across = divmod(number, lines)
+        line, along = divmod(rest, line_quads)
+        line = line * lines + across
+        begin = offset + line * line_bytes
+        quad = (begin + 15 if line else begin) // QUAD_BYTES + along
+        if QUAD_BYTES * quad < min(begin + line_bytes, high):
+            found.append(quad)
+    return sorted(found)
 
 
 def _bytes(row: list[int], begin: int, end: int) -> Bytes:

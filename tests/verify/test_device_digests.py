@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -90,9 +91,9 @@ def test_sizes_around_borders_at_any_alignment(lead: int) -> None:
     "tuning",
     [
         Tuning(),
-        Tuning(shared_products=1 - Tuning().shared_products),
-        Tuning(threads=128, blocks_per_sm=4, stages=3),
-        Tuning(words=8, prefetch=256),
+        Tuning(stages=2),
+        Tuning(words=16, stages=4),
+        Tuning(words=16, stages=6, prefetch=256),
     ],
     ids=str,
 )
@@ -102,6 +103,23 @@ def test_every_variant_gives_the_same_lanes(tuning: Tuning) -> None:
     plan = DigestPlan(some, tuning=tuning)
     plan.launch()
     assert list(plan.digests().values()) == [digest_on_host(t) for t in some]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.complex128])
+def test_large_strided_tensors(dtype: torch.dtype) -> None:
+    """Long enough for the table of keys, in memory's own order and in rows, at odd borders."""
+    item = torch.empty((), dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (300_001 * item,), dtype=torch.uint8, device="cuda").view(dtype)
+    for first in (0, 1):
+        for shape in ((300, 1000), (1000, 300), (7, 42_857), (60, 50, 100)):
+            t = raw[first : first + math.prod(shape)].view(shape)
+            some = [t.transpose(0, -1), t.transpose(0, 1)[1:, 3:], t[:, 1:-2], t[..., ::2]]
+            some += [t.transpose(0, 1).conj()] if dtype.is_complex else []
+            for at, found in enumerate(digest_tensors(some).values()):
+                assert found == digest_on_host(some[at]), (shape, first, at)
+            shard = (1, 3, (some[0].shape[0], some[0].shape[1] + 5, *some[0].shape[2:]))
+            assert digest_shard(some[0], *shard) == digest_shard(some[0].cpu(), *shard)
 
 
 @pytest.mark.gpu
@@ -261,8 +279,9 @@ def test_a_kernel_that_should_run_and_does_not_is_told(monkeypatch: pytest.Monke
 
 def test_macros_name_what_differs_from_the_source() -> None:
     assert Tuning().macros == {}
-    assert Tuning(threads=128, prefetch=256).macros == {"THREADS": 128, "PREFETCH": 256}
+    assert Tuning(words=16, prefetch=256).macros == {"WORDS": 16, "PREFETCH": 256}
     source = (jit.source_root() / "digest/parts.cuh").read_text()
     for name, value in vars(Tuning()).items():
         assert f"#define {name.upper()} {value}" in source, "the defaults are the source's"
-    assert Tuning(threads=32, words=8, stages=2).shared_bytes == 8 * 4099, "room for the table"
+    assert Tuning().shared_bytes == 4 * 3 * (32 * 9 + 3) * 16
+    assert Tuning(stages=1).shared_bytes == 8 * 4100, "room for the table"

@@ -12,14 +12,16 @@ from hypothesis import strategies as st
 from packed_parts import lanes_of
 
 from verify import device_parts
-from verify.device_kernel import DEFAULT_TUNING, Tuning
+from verify.device_kernel import DEFAULT_TUNING
 from verify.device_parts import (
     FEW_ROWS,
     MAX_DIMS,
     Axis,
+    Geometry,
     PartTable,
     Range,
     Shard,
+    lines_of,
     merged,
     parts_of,
 )
@@ -27,7 +29,7 @@ from verify.errors import UnsupportedError
 from verify.hashing import digest_on_host
 
 DTYPES = [*device_parts.ITEM_BYTES, torch.complex64, torch.complex128]
-SMALL = Tuning(threads=32, words=8).geometry  # many tiles of little memory
+SMALL = Geometry(tile_bytes=1024, gather_bytes=64)  # many tiles of little memory
 
 
 def lanes(t: torch.Tensor, place: Range | Shard | None = None) -> tuple[int, ...]:
@@ -208,3 +210,33 @@ def test_the_model_sees_bytes_that_are_missed_or_taken_twice() -> None:
     packed[0, 5] -= 1
     with pytest.raises(AssertionError):
         lanes_of(packed, num_tiles, 1, SMALL)
+
+
+def test_memory_is_visited_in_its_own_order_where_that_is_another() -> None:
+    t = torch.zeros(5, 30, 70)
+    (part,) = parts_of(t.transpose(1, 2))  # 5 x 70 x 30, of which the 70 are neighbours
+    lines = lines_of(part)
+    assert lines is not None
+    assert (lines.lines, lines.num_bytes, lines.quads) == (70, 30 * 4, 8)
+    assert lines.visits == 5 * 70 * 8
+    (part,) = parts_of(t.transpose(1, 2), Shard(0, 1, (7, 70, 30)))
+    assert lines_of(part) == lines, "begins at a multiple of 16"
+    (part,) = parts_of(t.bfloat16().transpose(0, 2), Range(3, (20000,)))
+    lines = lines_of(part)
+    assert lines is not None
+    assert (lines.lines, lines.quads) == (70, 20), (
+        "the first line has a quad that it does not begin"
+    )
+    for plain in (t[:, :9, :60], t[..., ::2], t[:3, 0, :2].t(), t[0, 0, :1].expand(9, 9)):
+        (part,) = parts_of(plain)
+        assert part.axes
+        assert lines_of(part) is None
+
+
+def test_groups_are_visited_in_the_order_of_the_whole() -> None:
+    (part,) = parts_of(torch.zeros(64, 64).t())
+    table = PartTable()
+    table.add(part, 0)
+    table.add(part, 1, group=1024)
+    packed, _ = table.pack(SMALL)
+    assert packed[:, 27].tolist() == [64, 0]
