@@ -164,6 +164,8 @@ def _sanitize(place: Place) -> list[Step]:
             [
                 *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer"),
                 *("--tool", tool, "--error-exitcode", "9"),
+                # cuda-core asks the driver for functions and parameters until it says no
+                *(("--report-api-errors", "no") if tool == "memcheck" else ()),
                 *(place.python, str(script.relative_to(place.root))),
             ],
             unavailable=(127,),  # there is no such program

@@ -320,7 +320,7 @@ def test_every_known_layer_is_there_or_missing_with_a_reason():
 @pytest.mark.gpu
 def test_end_to_end_on_a_gpu(tmp_path):
     result = _invoke(
-        *("--device", "cuda", "--shape", "small", "--rounds", "5", "--seconds", "0.5"),
+        *("--device", "cuda", "--shape", "small", "--rounds", "5", "--seconds", "2"),
         *("--contender", "mok", "--contender", "torch", "--alone", "torch", "--sample", "16"),
         *("--out", str(tmp_path)),
     )

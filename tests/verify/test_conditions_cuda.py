@@ -114,6 +114,7 @@ def test_held_multiprocessors_are_out_of_reach() -> None:
 @pytest.mark.parametrize("work", ["memory", "fma", "tensor"])
 def test_a_busy_stream_runs_beside_other_work(work: str) -> None:
     a = torch.randn(1024, 1024, device="cuda")
+    (a @ a).sum()  # loading a kernel at its first use would wait for the load to end
     with busy_stream(work=work) as load:
         load.begin()
         (a @ a).sum()
