@@ -6,7 +6,8 @@
 #   bash ci/gpu.sh --ranks 2 --parts verify,bench   two ranks on two GPUs
 #   bash ci/gpu.sh --commit SHA                     a copy of a tree says of which commit
 #
-# Writes DIR/run.json (environment, commit, outcome and documents of every part) and DIR/PART.log.
+# Writes DIR/run.json (environment, commit, digests of the sources as they are, outcome and documents
+# of every part) and DIR/PART.log. `ci/gpu/evidence.py collect` refuses another tree than the commit.
 # A part that fails or takes too long is reported, and the others still run. Exit code 0: all parts
 # passed; 1: one failed; 2: usage, or a dirty tree without --allow-dirty; 3: none failed, but one
 # could not run here. `--help` prints every option. Environment: PYTHON, the interpreter.

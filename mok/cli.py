@@ -6,6 +6,7 @@ compiled. Refuses to judge speed: a ratio above the goal is printed, not failed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -21,12 +22,40 @@ NOT_CLEAN = 1
 TOOL_ERROR = 2
 NOTHING_MEASURED = 3
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
+class _Commands(click.Group):
+    """A group whose commands end with 2 when what they say or keep cannot be written."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's; a full disk or a closed pipe becomes one line instead of a traceback."""
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            _drop_output()
+            if error.errno != errno.EPIPE:  # a reader that has enough, such as head, is no news
+                click.echo(f"error: writing failed: {error.strerror}", err=True)
+            sys.exit(TOOL_ERROR)
+
+
+def _drop_output() -> None:
+    """What stdout holds and cannot write, so that the interpreter does not complain at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
 @click.group(
+    cls=_Commands,
     epilog="Exit codes: 0 done, 1 a kernel is not clean, 2 usage or tool error, "
-    "3 nothing was measured or compiled."
+    "3 nothing was measured or compiled.",
 )
 def main() -> None:
     """A mixture-of-experts layer that gives the same bits every time."""

@@ -62,7 +62,8 @@ def compile_source(
 
     Includes in quotes are relative to the same folder. Needs no GPU. `cache=False` neither reads
     nor writes the cache. Raises CompilerMissing, ArchitectureUnsupported, SourceMissing, JitError
-    (a macro that cannot be one) or CompilationFailed, which carries the log.
+    (a macro that cannot be one, a source that cannot be read) or CompilationFailed, which carries
+    the log.
     """
     defined = _checked_macros(macros or {})
     text = kernel_sources.read_source(source)

@@ -37,13 +37,15 @@ class Entry:
 def cache_folder() -> Path:
     """MOK_CACHE_DIR, else `mok/kernels` in XDG_CACHE_HOME or ~/.cache. Nothing is created.
 
+    A relative XDG_CACHE_HOME does not count, as its specification says: the cache would be another
+    one in each working directory.
     Raises RuntimeError where there is no home folder.
     """
     given = os.environ.get("MOK_CACHE_DIR")
     if given:
         return Path(given).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mok" / "kernels"
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "mok" / "kernels"
 
 
 def fetch(key: bytes) -> Entry | None:

@@ -67,7 +67,8 @@ def _kernel_state(catalogue: tuple[kernels.Variant, ...]) -> str:
             return f"none exists for {arch}"
         macros = dict(variant.macros)
         if not device:
-            compilation.compile_source(variant.source, arch=arch, macros=macros)
+            # Asking leaves nothing behind, and an answer from the cache would be one of then.
+            compilation.compile_source(variant.source, arch=arch, macros=macros, cache=False)
             return "compiled here; not loaded, since torch sees no CUDA device"
         loading.load(variant.source, variant.entries[0], macros=macros)
     except toolchain.JitError as error:

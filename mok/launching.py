@@ -57,10 +57,11 @@ class Kernel:
     ) -> None:
         """Launches once. `prepare` is cheaper for the same arguments again.
 
-        args: a tensor goes in as its data pointer, None as a null pointer, a ctypes value
-        (c_uint32, c_uint64, c_float, a Structure) by value. grid: blocks, or up to three numbers.
-        block: threads. shared: bytes of dynamic shared memory. stream: None is torch's current
-        stream of the kernel's device. Does not wait. Raises LaunchFailed.
+        args: a tensor goes in as the pointer to its first element, whatever its strides: a kernel
+        that expects contiguous rows must be given a contiguous tensor. None goes in as a null
+        pointer, a ctypes value (c_uint32, c_uint64, c_float, a Structure) by value. grid: blocks,
+        or up to three numbers. block: threads. shared: bytes of dynamic shared memory. stream: None
+        is torch's current stream of the kernel's device. Does not wait. Raises LaunchFailed.
         """
         self.prepare(*args, grid=grid, block=block, shared=shared)(stream)
 

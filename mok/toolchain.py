@@ -27,6 +27,7 @@ NUMERICS: Mapping[str, bool] = MappingProxyType(
     {"fma": True, "ftz": False, "prec_div": True, "prec_sqrt": True, "use_fast_math": False}
 )
 STANDARD = "c++17"
+_FIRST_WITH: Mapping[str, int] = MappingProxyType({"": 0, "a": 90, "f": 100})
 
 
 class JitError(MoKError, RuntimeError):
@@ -116,14 +117,19 @@ def known_architectures() -> tuple[int, ...]:
 
 def check_architecture(arch: str) -> None:
     """Raises ArchitectureUnsupported unless `arch` is like "sm_90a" and known to this NVRTC."""
-    shape = re.fullmatch(r"sm_(\d{2,3})([af]?)", arch)
+    shape = re.fullmatch(r"sm_([0-9]{2,3})([af]?)", arch)
     known = known_architectures()
-    if shape is None or int(shape.group(1)) not in known:
+    if (
+        shape is None
+        or int(shape.group(1)) not in known
+        or int(shape.group(1)) < _FIRST_WITH[shape.group(2)]
+    ):
         listed = ", ".join(f"sm_{number}" for number in known)
         version = ".".join(map(str, nvrtc_version()))
         raise ArchitectureUnsupported(
             f"NVRTC {version} cannot compile for {arch!r}; it knows {listed}, each from sm_90 on "
-            "also with the suffix a (features of exactly that architecture), as in sm_90a"
+            "also with the suffix a (features of exactly that architecture), as in sm_90a, and "
+            "from sm_100 on with f (features of its family)"
         )
 
 

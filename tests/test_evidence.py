@@ -1,6 +1,7 @@
 """Evidence of GPU runs: README's figures are those that were measured, and every file says where.
 
-The first test judges what is committed; the others break things on purpose and are told.
+The first tests judge what is committed; the others break things on purpose and are told.
+One file of more than 400 lines, since all of it rests on one run as parts.py writes it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from bench_documents import bench_document
+
+from mok.bench.layer_command import layer
 
 ROOT = Path(__file__).parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -33,7 +37,7 @@ def _load(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
     path = list(sys.path)
-    names = ("evidence", "parts", "tables")
+    names = ("sources", "extracts", "goals", "evidence", "parts", "tables")
     try:
         sys.path.insert(0, str(ROOT / "ci" / "gpu"))  # where Python finds them when they are run
         yield {name: _load(name) for name in names}
@@ -46,10 +50,41 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 def test_what_is_committed_is_evidence_and_readme_says_nothing_else(
     scripts: dict[str, ModuleType],
 ) -> None:
+    """Without any evidence README must say that there is none; with some, none may be missing."""
     found = scripts["evidence"].read()
     assert scripts["tables"].problems((ROOT / "README.md").read_text(), found) == []
-    for name, one in found.items():
-        assert one["dirty"] is not True, f"{name} was measured with uncommitted changes"
+    assert scripts["evidence"].missing(found) == []
+
+
+def test_what_is_committed_was_measured_on_the_commit_that_it_names(
+    scripts: dict[str, ModuleType],
+) -> None:
+    evidence = scripts["evidence"]
+    found = evidence.read()
+    if not found:
+        pytest.skip("nothing was measured on a GPU yet, as README says")
+    try:
+        told = {name: evidence.source_problem(one) for name, one in found.items()}
+    except scripts["sources"].NoHistory as unknown:
+        pytest.skip(f"commits of evidence cannot be checked here: {unknown}")
+    assert not any(told.values()), told
+
+
+def test_readme_says_of_every_goal_of_the_digest_whether_it_is_met(
+    scripts: dict[str, ModuleType],
+) -> None:
+    goals, readme = scripts["goals"], (ROOT / "README.md").read_text()
+    found = [one for one in scripts["evidence"].read().values() if one["part"] == "digest"]
+    if not found:
+        pytest.skip("nothing was measured on a GPU yet, as README says")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme.splitlines()]
+    for one in found:
+        for step in one["results"].values():
+            judged = goals.judged(step["document"])
+            assert len(judged) >= 4
+            assert [goal.what for goal in judged if list(goal.cells()) not in lines] == []
+            assert goals.summary(judged) in readme
+            print(goals.summary(judged))  # shown with -s, and beside a failure
 
 
 ENVIRONMENT = {
@@ -77,9 +112,10 @@ ENVIRONMENT = {
 }
 JUNIT = (
     "<testsuites><testsuite><testcase classname='a' name='one'/>"
-    "<testcase classname='a' name='two'><failure message='x'/></testcase>"
+    "<testcase classname='a' name='two'/>"
     "<testcase classname='a' name='three'><skipped/></testcase></testsuite></testsuites>"
 )
+FAILING = JUNIT.replace("'two'/>", "'two'><failure message='x'/></testcase>")
 FAULTS = {
     "schema_version": 1,
     "passed": True,
@@ -106,8 +142,12 @@ FAULTS = {
 DIGEST = {
     "unit": "TB/s",
     "protocol": "2 GB, alternating",
-    "rows": [{"dtype": "bf16", "verify digest": 4.125, "torch.hash_tensor": None}],
-    "share_of_read": 0.9375,
+    "rows": [
+        {"dtype": "bf16", "verify digest": 4.125, "of the read": 0.9199, "of hash_tensor": 1.25},
+        {"dtype": "int8", "verify digest": 4.0, "of the read": 0.92, "of hash_tensor": None},
+    ],
+    "plan_replay_us": 15.0,
+    "plan_build_us": 100.4,
 }
 
 
@@ -117,17 +157,18 @@ def step(name: str, document: Any = None, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def run(mixed_result: dict[str, Any]) -> dict[str, Any]:
+def run(scripts: dict[str, ModuleType], mixed_result: dict[str, Any]) -> dict[str, Any]:
     """As parts.py writes it: every part but the benchmark, which has tests of its own."""
     sanitize = [
         step("memcheck sanitize_digest", said="ERROR SUMMARY: 0 errors"),
         step("racecheck sanitize_digest", said="RACECHECK SUMMARY: 0 hazards displayed"),
     ]
+    clean = {**mixed_result, "verdict": "VERIFIED", "cases": mixed_result["cases"][:1]}
     steps = {
         "tests": [step("pytest", JUNIT)],
         "digest": [step("digest", DIGEST)],
         "faults": [step("faults", FAULTS)],
-        "verify": [step("layer", mixed_result)],
+        "verify": [step("layer", clean)],
         "peers": [step("peers", mixed_result)],
         "sanitize": sanitize,
     }
@@ -135,6 +176,7 @@ def run(mixed_result: dict[str, Any]) -> dict[str, Any]:
         "format": "mok-verify-gpu-run-v1",
         "commit": COMMIT,
         "dirty": False,
+        "sources": scripts["sources"].of_tree(),
         "started": "2026-01-02T03:04:05+00:00",
         "ranks": 1,
         "seconds": 60.0,
@@ -182,11 +224,25 @@ def mixed_result() -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def collect(scripts: dict[str, ModuleType], run: dict[str, Any]) -> Callable[..., Any]:
+    """As the command does, where git knows the commit of `run`, and no other."""
+    known = {COMMIT: dict(run["sources"])}
+
+    def collected(*runs: dict[str, Any], into: Path) -> Any:
+        return scripts["evidence"].collect(runs, into, known.get)
+
+    return collected
+
+
 def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
-    scripts: dict[str, ModuleType], run: dict[str, Any], tmp_path: Path
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     evidence, tables = scripts["evidence"], scripts["tables"]
-    files = evidence.collect(run, tmp_path)
+    files = collect(run, into=tmp_path).written
     assert [path.relative_to(tmp_path).as_posix() for path in files] == [
         f"h200/{name}.json" for name in ("tests", "digest", "faults", "verify", "peers", "sanitize")
     ]
@@ -195,36 +251,40 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
         "exit": 0,
         "status": "passed",
         "seconds": 1.5,
-        "passed": 1,
-        "failed": ["a::two"],
+        "passed": 2,
+        "failed": [],
         "skipped": 1,
     }
     assert "/tmp" not in "".join(path.read_text() for path in files)
     assert found["h200/verify.json"]["environment"]["variables"] == {"NCCL_NVLS_ENABLE": "0"}
-    before = "# A readme\n\n## Speed\n\ntext\n\n## Files\n\ntree\n"
-    assert len(tables.problems(before, found)) == 6
+    before = f"# A readme\n\n## Files\n\ntree\n\n## Limits\n\n{tables.UNMEASURED}- one\n"
+    assert len(tables.problems(before, found)) == 7
     readme = tables.written(before, found)
     assert tables.problems(readme, found) == []
     assert tables.written(readme, found) == readme
     assert readme.index("## Measured on GPUs") < readme.index("## Files")
-    assert readme.endswith("## Files\n\ntree\n")
+    assert readme.endswith("## Files\n\ntree\n\n## Limits\n\n- one\n")
+    assert tables.written(readme, {}).endswith(f"## Limits\n\n{tables.UNMEASURED}- one\n")
     for shown in (
         "d_router",
         "20 of 20",
         "29 of 30, 83.0 to 100.0 %",
         "3 of 100",
         "4.125",
-        "0.9375",
+        "100.4 us",
     ):
         assert shown in readme, shown
     assert f"`bash ci/gpu.sh --parts verify` at commit `{COMMIT[:12]}`, 2026-01-02" in readme
 
 
 def test_figures_that_are_not_those_of_the_evidence_are_told(
-    scripts: dict[str, ModuleType], run: dict[str, Any], tmp_path: Path
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     evidence, tables = scripts["evidence"], scripts["tables"]
-    evidence.collect(run, tmp_path)
+    collect(run, into=tmp_path)
     found = evidence.read(tmp_path)
     readme = tables.written("## Files\n", found)
     edited = readme.replace("29 of 30", "30 of 30")
@@ -235,21 +295,24 @@ def test_figures_that_are_not_those_of_the_evidence_are_told(
     assert "adds floats" not in tables.written(readme, left)
     cut = readme.replace("<!-- end -->", "", 1)
     assert any("<!-- end -->" in problem for problem in tables.problems(cut, found))
-    assert tables.problems("no table", {}) == []
-    assert tables.problems("<!-- evidence: bench -->\n| 1 |\n<!-- end -->", {}) == [
-        "table 'bench' has no evidence"
-    ]
+    assert tables.problems(tables.UNMEASURED, {}) == []
+    assert tables.problems("no table", {}) == ["nothing was measured: Limits must say it"]
+    shown = f"<!-- evidence: bench -->\n| 1 |\n<!-- end -->\n{tables.UNMEASURED}"
+    assert tables.problems(shown, {}) == ["table 'bench' has no evidence"]
 
 
 def test_two_ranks_stand_beside_one_and_say_how_they_are_joined(
-    scripts: dict[str, ModuleType], run: dict[str, Any], tmp_path: Path
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     evidence, tables = scripts["evidence"], scripts["tables"]
-    evidence.collect(run, tmp_path)
+    collect(run, into=tmp_path)
     cuda = {**ENVIRONMENT["cuda"], "visible": 2, "links": {"GPU0-GPU1": "NV18"}}  # type: ignore[dict-item]
     two = {**run, "ranks": 2, "environment": {**ENVIRONMENT, "cuda": cuda}}
     two["parts"] = [one for one in run["parts"] if one["name"] == "verify"]
-    evidence.collect(two, tmp_path)
+    collect(two, into=tmp_path)
     found = evidence.read(tmp_path)
     assert "h200/verify-x2.json" in found
     text = tables.made(found)["verify"][1]
@@ -269,6 +332,15 @@ Change = Callable[[dict[str, Any]], Any]
         (lambda run: run["environment"].update(cuda=None), "no CUDA device"),
         (lambda run: run["environment"]["cuda"].update(driver=None), "driver"),
         (lambda run: run["parts"][1]["steps"].clear(), "no result"),
+        (lambda run: run.pop("sources"), "only a claim"),
+        (lambda run: run["sources"].pop("csrc"), "SHA-256"),
+        (lambda run: run["sources"].update(csrc="0" * 64), "csrc held something else"),
+        (lambda run: run.update(commit="f" * 40), "not in this history"),
+        (lambda run: run.update(dirty=True), "uncommitted"),
+        (lambda run: run.update(started="2026-01-02"), "no time"),
+        (lambda run: run["parts"][1]["steps"][0].update(status="failed"), "'digest' 'failed'"),
+        (lambda run: run["parts"][0]["steps"][0].update(document=FAILING), "a::two"),
+        (lambda run: run["parts"][3]["steps"][0]["document"].update(verdict="UNVERIFIED"), "UNVER"),
         (
             lambda run: run["parts"][1]["steps"][0]["document"].update(rows=["x" * 200_000]),
             "at most 200000",
@@ -276,12 +348,18 @@ Change = Callable[[dict[str, Any]], Any]
     ],
 )
 def test_a_run_that_nobody_could_repeat_is_refused(
-    scripts: dict[str, ModuleType], run: dict[str, Any], tmp_path: Path, change: Change, told: str
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
+    change: Change,
+    told: str,
 ) -> None:
     given = json.loads(json.dumps(run))
     change(given)
     with pytest.raises(scripts["evidence"].EvidenceError, match=told):
-        scripts["evidence"].collect(given, tmp_path)
+        collect(run, given, into=tmp_path)
+    assert list(tmp_path.iterdir()) == []  # nothing of the run that is right either
 
 
 @pytest.mark.parametrize(
@@ -290,17 +368,27 @@ def test_a_run_that_nobody_could_repeat_is_refused(
         (lambda one: one.pop("environment"), "'environment'"),
         (lambda one: one.update(commit="HEAD"), "no commit"),
         (lambda one: one.update(status="unavailable"), "not known"),
-        (lambda one: one.update(part="verify"), "belongs at h200/verify.json"),
+        (lambda one: one.update(status="failed"), "not known"),
+        (lambda one: one.update(status="timed out"), "not known"),
+        (lambda one: one.update(dirty=True), "uncommitted"),
+        (lambda one: one.pop("sources"), "'sources'"),
+        (lambda one: one["sources"].update(csrc="?"), "SHA-256"),
+        (lambda one: one.update(part="faults"), "belongs at h200/faults.json"),
         (lambda one: one.update(ranks=2), "belongs at h200/digest-x2.json"),
-        (lambda one: one["results"].update(note="in /root/x"), "a path"),
+        (lambda one: one["results"]["digest"].update(note="in /root/x"), "a path"),
         (lambda one: one["environment"].pop("torch"), "no torch"),
     ],
 )
 def test_a_committed_file_that_is_no_evidence_is_named(
-    scripts: dict[str, ModuleType], run: dict[str, Any], tmp_path: Path, change: Change, told: str
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
+    change: Change,
+    told: str,
 ) -> None:
     evidence = scripts["evidence"]
-    evidence.collect(run, tmp_path)
+    collect(run, into=tmp_path)
     path = tmp_path / "h200" / "digest.json"
     one = json.loads(path.read_text())
     change(one)
@@ -308,6 +396,97 @@ def test_a_committed_file_that_is_no_evidence_is_named(
     with pytest.raises(evidence.EvidenceError, match=told) as raised:
         evidence.read(tmp_path)
     assert "h200/digest.json" in str(raised.value)
+
+
+def test_a_part_that_did_not_pass_leaves_nothing_and_is_told(
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    by_name = {one["name"]: one for one in run["parts"]}
+    by_name["tests"]["status"] = "failed"
+    by_name["sanitize"]["status"] = "timed out"
+    by_name["peers"]["status"] = "timed out"
+    by_name["peers"]["steps"].append(step("peers-torch-small", status="timed out", exit=None))
+    made = collect(run, into=tmp_path)
+    assert [text.split(" in ")[0] for text in made.left_out] == [
+        "h200/tests.json: failed",
+        "h200/sanitize.json: timed out",
+    ]
+    assert "tests.json" not in {path.name for path in made.written}
+    assert "peers.json" in {path.name for path in made.written}
+    drawn = scripts["tables"].made(scripts["evidence"].read(tmp_path))["peers"][1]
+    cells = [[one.strip() for one in line.split("|")[1:4]] for line in drawn.splitlines()]
+    assert ["torch-small", "-", "timed out"] in cells  # what did not end has its row all the same
+    assert "`bash ci/gpu.sh --parts peers` (timed out) at commit" in drawn
+
+
+def test_of_several_measurements_the_newest_is_kept(
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    later = {**run, "started": "2026-01-02T03:04:06+00:00", "parts": run["parts"][:1]}
+    made = collect(later, run, into=tmp_path)
+    assert len(made.written) == 6
+    assert made.older == [
+        "h200/tests.json: kept that of 2026-01-02T03:04:06+00:00, not 2026-01-02T03:04:05+00:00"
+    ]
+    again = collect(run, into=tmp_path)  # what is there already counts as well
+    assert again.older == made.older
+    found = scripts["evidence"].read(tmp_path)
+    assert found["h200/tests.json"]["measured"] == later["started"]
+    assert found["h200/digest.json"]["measured"] == run["started"]
+
+
+def test_once_a_device_has_evidence_none_may_be_missing(scripts: dict[str, ModuleType]) -> None:
+    missing = scripts["evidence"].missing
+    names = {f"h200/{name}.json": {} for name in (*scripts["evidence"].PARTS, "verify-x2")}
+    assert len(names) == 8
+    assert missing({}) == []
+    assert missing({"b200/digest.json": {}}) == []
+    assert missing(names) == []
+    for name in names:
+        assert missing({other: {} for other in names if other != name}) == [name]
+
+
+def test_a_table_says_which_of_its_sources_changed_since(
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    tables = scripts["tables"]
+    collect(run, into=tmp_path)
+    found = scripts["evidence"].read(tmp_path)
+    assert not any("Stale" in text for _, text in tables.made(found).values())
+    now = {**run["sources"], "csrc": "0" * 64, "tests": "1" * 64}
+    drawn = {name: text for name, (_, text) in tables.made(found, now).items()}
+    assert drawn["digest"].endswith("Stale: since then `csrc` changed.\n")
+    assert drawn["tests"].endswith("Stale: since then `csrc`, `tests` changed.\n")
+
+
+def test_a_goal_that_is_missed_or_not_measured_is_told(scripts: dict[str, ModuleType]) -> None:
+    goals = scripts["goals"]
+    found = goals.judged(DIGEST)
+    assert [(one.measured, one.met) for one in found] == [
+        ("0.919", "NO"),
+        ("1.250", "yes"),
+        ("0.920", "yes"),
+        ("-", "not measured"),
+        ("15.0 us", "yes"),
+        ("100.4 us", "NO"),
+    ]
+    assert goals.summary(found) == (
+        "3 of 6 goals met; not met: bf16: digest / int64 sum, int8: digest / torch.hash_tensor, "
+        "host time to build a plan of 64 tensors."
+    )
+    assert goals.summary(found[1:2]) == "1 of 1 goals met."
+    assert {one.met for one in goals.judged({})} == {"not measured"}
+    equal = {"rows": [{"dtype": "bf16", "of the read": 1.0, "of hash_tensor": 1.0}]}
+    assert [one.met for one in goals.judged(equal)][:2] == ["yes", "NO"]
 
 
 def python(code: str) -> list[str]:
@@ -328,6 +507,9 @@ def test_a_part_that_fails_or_hangs_is_reported_and_the_rest_runs(
         parts.Step("unreadable", python("print('no json')"), "-"),
         parts.Step("elsewhere", python("raise SystemExit(3)"), unavailable=(3,)),
         parts.Step("absent", ["no-such-program-here"]),
+        parts.Step("says so", python("raise SystemExit('no tool')"), unsupported=("no tool",)),
+        # a test of ours that fails with a tool's words is a failure
+        parts.Step("quotes", python("raise SystemExit('Device not supported')")),
         parts.Step("hangs", python("import time; time.sleep(60)")),
     ]
     outcome = parts.run_part(parts.Part("p", 9, steps), tmp_path / "p.log", 3.0)
@@ -341,6 +523,8 @@ def test_a_part_that_fails_or_hangs_is_reported_and_the_rest_runs(
         "unreadable": "failed",
         "elsewhere": "unavailable",
         "absent": "unavailable",
+        "says so": "unavailable",
+        "quotes": "failed",
         "hangs": "timed out",
     }
     assert found["good"]["document"] == {"a": 1}
@@ -375,7 +559,12 @@ def test_a_tree_without_git_is_told_its_commit(
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     source_of = scripts["parts"].source_of
     assert source_of(tmp_path, None) == {"commit": "unknown", "dirty": None}
-    assert source_of(tmp_path, COMMIT) == {"commit": COMMIT, "dirty": None}
+    given = source_of(tmp_path, COMMIT)
+    assert given == {"commit": COMMIT, "dirty": None}
+    place = scripts["parts"].Place("python", tmp_path)
+    made = scripts["parts"].run_all([], place, tmp_path, 1.0, given, print)
+    assert made["sources"] == scripts["sources"].of_tree()  # so that it can be checked where git is
+    assert made["commit"] == COMMIT
 
 
 def test_every_part_is_named_once_and_fits_the_time_of_all(
@@ -386,3 +575,44 @@ def test_every_part_is_named_once_and_fits_the_time_of_all(
     assert tuple(part.name for part in found) == parts.NAMES == scripts["evidence"].PARTS
     assert set(scripts["tables"].TABLES) == set(parts.NAMES)
     assert all(part.steps and part.seconds < 470 for part in found)
+    by_name = {part.name: part for part in found}
+    assert by_name["peers"].seconds + by_name["bench"].seconds < 470  # they share a call
+    silent = [one.name for part in found if part.name != "sanitize" for one in part.steps]
+    assert [one.name for part in found for one in part.steps if not one.unsupported] == silent
+
+
+def test_the_benchmark_has_rows_of_ours_on_one_gpu(
+    scripts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    steps, options = {}, layer.make_context
+    for ranks in (1, 2):
+        place = scripts["parts"].Place("python", tmp_path, ranks)
+        part = next(one for one in scripts["parts"].parts(place) if one.name == "bench")
+        steps[ranks] = {step.name: step for step in part.steps}
+        for step in part.steps:
+            words = list(step.command[step.command.index("layer") + 1 :])
+            given = options("layer", words).params  # the command line knows every option
+            assert given["ranks"] == ranks
+            assert step.document == f"{given['out']}/layer.json"
+    assert set(steps[1]) == {"ours", "layer"}
+    assert set(steps[2]) == {"layer"}
+    assert steps[1]["ours"].document != steps[1]["layer"].document
+    assert "mok" in steps[1]["ours"].command
+
+
+def test_both_steps_of_the_benchmark_are_drawn_and_one_without_a_document_is_named(
+    scripts: dict[str, ModuleType], run: dict[str, Any], collect: Callable[..., Any], tmp_path: Path
+) -> None:
+    document = json.loads(json.dumps(bench_document()))
+    steps = [step("layer", document, status="timed out"), step("ours", document)]
+    run["parts"] = [{"name": "bench", "status": "timed out", "seconds": 1.0, "steps": steps}]
+    collect(run, into=tmp_path)
+    text = scripts["tables"].made(scripts["evidence"].read(tmp_path))["bench"][1]
+    assert "Step `layer` (timed out):" in text
+    assert "Step `ours`:" in text
+    assert text.count("Rotation: ") == 2
+    steps[0]["document"] = None
+    collect({**run, "started": "2026-01-02T03:04:06+00:00"}, into=tmp_path)
+    text = scripts["tables"].made(scripts["evidence"].read(tmp_path))["bench"][1]
+    assert "Step `layer` (timed out).\n" in text
+    assert text.count("Rotation: ") == 1

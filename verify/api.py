@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from verify import randomness
+from verify import devices, randomness
 from verify.captures import flatten
-from verify.cases import Case, case_of
+from verify.cases import Case, case_of, device_name
 from verify.comparison import compare
 from verify.conduct import conduct, report_setup_failure, set_up
 from verify.decision import decide
@@ -43,7 +43,7 @@ def check(
     ranks: int | None = None,
     timeout: float = 300.0,
     golden: Path | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
 ) -> CaseVerdict:
     """The verdict on every promised claim of a case, or on the default ones of a function.
 
@@ -63,7 +63,7 @@ def check(
         claims=tuple(claims) if claims is not None else None,
         timeout=timeout,
         golden=golden,
-        device=device,
+        device=None if device is None else device_name(device),
     )
     target = target_of(case)
     found = with_options(Found(case, target or case.name), options)
@@ -83,7 +83,7 @@ def check(
 def check_here(found: Found, plan: Plan, golden: Path | None = None) -> CaseVerdict:
     """All claims that one process can check, in this process, and the verdict."""
     records: list[Record] = []
-    generators = randomness.snapshot()
+    generators, device = randomness.snapshot(), devices.current()
     stage: Stage | Failure | None = None
     try:
         stage = set_up(found, 0, 1, None, lambda failure: failure)
@@ -95,6 +95,7 @@ def check_here(found: Found, plan: Plan, golden: Path | None = None) -> CaseVerd
         randomness.restore(generators)
         if isinstance(stage, Stage):
             restore_modules(stage)
+        devices.restore(device)
     for claim in ("process",):
         if claim in plan.claims:
             detail = "other processes cannot import it; define it at the top level of a file"

@@ -17,7 +17,7 @@ from torch import Tensor
 from verify.digests import Digest
 from verify.errors import CaseError
 from verify.evidence import UNSUPPORTED, Facts
-from verify.hashing import digest_shard, digest_tensor
+from verify.hashing import digest_shard, digest_tensor, settled
 
 _VIEWS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WITHOUT_MINIMUM = (torch.uint16, torch.uint32, torch.uint64)
@@ -100,7 +100,7 @@ def facts_of(tensor: Tensor) -> Facts:
     if values.numel() == 0:
         return Facts(0, True, 0)
     if values.is_complex():
-        pairs = torch.view_as_real(values.resolve_conj().resolve_neg())
+        pairs = torch.view_as_real(settled(values))
         constant = all(facts_of(part).constant for part in pairs.unbind(-1))
         return Facts(values.numel(), constant, int((~torch.isfinite(pairs)).any(-1).sum()))
     if values.dtype == torch.bool or values.dtype in _WITHOUT_MINIMUM:
@@ -121,7 +121,7 @@ def fresh_copy(tensor: Tensor) -> Tensor:
     Strides are part of an input (a kernel may ignore them): a view keeps its storage's layout,
     unless that storage is far larger than the view.
     """
-    source = tensor.detach().resolve_conj().resolve_neg()
+    source = settled(tensor.detach())
     if source.is_contiguous() or source.layout != torch.strided:
         return source.clone()
     storage = source.untyped_storage()
@@ -141,13 +141,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def as_integers(tensor: Tensor) -> Tensor:
     """A view of the same shape on signed integers; complex numbers stay as they are."""
     if tensor.is_complex():
-        return tensor.resolve_conj().resolve_neg()
+        return settled(tensor)
     size = tensor.element_size()
     return tensor.view(torch.int8 if size == 1 else _VIEWS[size])
 
 
 def _integers(tensor: Tensor) -> Tensor:
-    bits = tensor.detach()
+    bits = settled(tensor.detach())
     if bits.is_complex():
-        bits = torch.view_as_real(bits.resolve_conj().resolve_neg())
+        bits = torch.view_as_real(bits)
     return bits.view(_VIEWS[bits.element_size()])

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import torch
+
+from verify import devices
 from verify.errors import CaseError
 from verify.goldens import KINDS
 from verify.placements import Placement
@@ -60,7 +63,8 @@ class Case:
         else, passed on as it is. It runs once per process, with the global generators seeded. It
         is given the device if it has a parameter `device`.
     device: where inputs, and tensors and modules of `setup`, are put: "cpu", "cuda" (rank r has
-        GPU r) or "cuda:N"; "" leaves them where they are made. `--device` goes before it.
+        GPU r) or "cuda:N", also as a torch.device; "" leaves them where they are made. `--device`
+        goes before it.
     shares_gpu: True when several ranks may be on one GPU: their group is then gloo's, not NCCL's.
     claims: what is promised; see CLAIMS. By default DEFAULT_CLAIMS and what is given below:
         `batch`, `schedule`, `vary`, `ep`, `reference`, `exact` and `golden` promise themselves.
@@ -111,6 +115,10 @@ class Case:
         if self.claims is DEFAULT_CLAIMS:  # not given
             implied = [name for name in _IMPLIED if getattr(self, name)]
             object.__setattr__(self, "claims", (*DEFAULT_CLAIMS, *implied))
+        try:
+            object.__setattr__(self, "device", device_name(self.device))
+        except CaseError as error:
+            raise CaseError(f"case {self.name!r}: {error}") from None
         for name in {*self.vary, *(key for one in self.schedule for key in one)}:
             if not accepts(self.execute, name):
                 raise CaseError(
@@ -152,6 +160,22 @@ class Case:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function itself, so that a decorated function can still be used."""
         return self.execute(*args, **kwargs)
+
+
+def device_name(given: Any) -> str:
+    """A device as a case writes it: text, or what a torch.device is called.
+
+    Raises CaseError for another type or another device.
+    """
+    name = str(given) if isinstance(given, torch.device) else given
+    if not isinstance(name, str):
+        raise CaseError(
+            f"device is {given!r}; allowed are the texts cpu, cuda and cuda:N, such as 'cuda:1', "
+            "or a torch.device of them"
+        )
+    if name:
+        devices.parse(name)
+    return name
 
 
 def accepts(function: Callable[..., Any], name: str, *, named: bool = False) -> bool:

@@ -16,30 +16,27 @@ several devices, and to launch when a tensor has moved since the plan was made.
 from __future__ import annotations
 
 import ctypes
-import itertools
-import math
-import operator
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from mok.launching import raw_stream
+from verify.device_dense import DenseMemory, dense_memory, pack_wholes, unchanged
+from verify.device_inputs import Header, Place, device_of, fill, header_of, named
 from verify.device_kernel import DEFAULT_TUNING, Tuning, loaded
-from verify.device_parts import ITEM_BYTES, PartTable, Range, ShardLike, parts_of
+from verify.device_parts import PartTable
 from verify.digests import Digest
 from verify.errors import UnsupportedError
-from verify.hashing import PLAIN, dtype_name, plain_tensor
+from verify.hashing import plain_tensor
 from verify.lanes import DEFAULT_SEED, key_seeds
 
-_FACTS = operator.attrgetter("dtype", "is_nested", "is_cuda", "nbytes", "shape")
-_PLAIN, _REAL = frozenset(PLAIN), frozenset(ITEM_BYTES)
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
-Place = Range | ShardLike
+STRIPED_FROM = 16  # tiles of a CTA and part from which on striping pays for its flushes
 
 
 class DigestPlan:
@@ -62,19 +59,18 @@ class DigestPlan:
         layouts: Mapping[str, Place | None] | None = None,
         tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
-        self.names, self._tensors = _named(tensors)
-        self._places = [layouts.get(name) for name in self.names] if layouts else None
-        table = PartTable()
-        dense = None if layouts else dense_memory(self._tensors)
+        names, values = named(tensors)
+        dense = None if layouts else dense_memory(values)
         if dense is not None:
-            self._index, self._addresses = dense.index, dense.addresses
-            self._shapes: Sequence[torch.Size] = dense.shapes
-            table.add_wholes(dense.addresses, dense.sizes)
-        else:
-            self._index = _device_of(self._tensors)
-            self._addresses = _fill(table, self._tensors, self._places, self._index)
-            self._shapes = [t.shape for t in self._tensors]
-        self._prepare(table, len(self._tensors), seed, tuning)
+            self._read_dense(names, values, dense, seed, tuning)
+            return
+        places = [(layouts or {}).get(name) for name in names]
+        self._index, table = device_of(values), PartTable()
+        self._addresses = fill(table, values, places, self._index)
+        headers = [header_of(t, place) for t, place in zip(values, places, strict=True)]
+        self._describe(names, values, headers)
+        packed, num_tiles = table.pack(tuning.geometry)
+        self._prepare(packed, num_tiles, table.plain, len(values), seed, tuning)
 
     @classmethod
     def of_table(
@@ -82,20 +78,56 @@ class DigestPlan:
     ) -> DigestPlan:
         """A plan for parts that somebody else described, all of them in `tensor`."""
         plan = cls.__new__(cls)
-        plan.names, plan._tensors, plan._places = (), (tensor,), None
-        plan._index = _device_of(plan._tensors)
-        plan._shapes, plan._addresses = [tensor.shape], [tensor.data_ptr()]
-        plan._prepare(table, outputs, seed, tuning)
+        plan._index, plan._addresses = device_of((tensor,)), [tensor.data_ptr()]
+        plan._describe((), (tensor,), [])
+        packed, num_tiles = table.pack(tuning.geometry)
+        plan._prepare(packed, num_tiles, table.plain, outputs, seed, tuning)
         return plan
 
-    def _prepare(self, table: PartTable, outputs: int, seed: int, tuning: Tuning) -> None:
+    @classmethod
+    def of_dense(
+        cls, names: tuple[str, ...], tensors: tuple[Tensor, ...], dense: DenseMemory, seed: int
+    ) -> DigestPlan:
+        """A plan for tensors that `dense_memory` has read already."""
+        plan = cls.__new__(cls)
+        plan._read_dense(names, tensors, dense, seed, DEFAULT_TUNING)
+        return plan
+
+    def _read_dense(
+        self,
+        names: tuple[str, ...],
+        tensors: tuple[Tensor, ...],
+        dense: DenseMemory,
+        seed: int,
+        tuning: Tuning,
+    ) -> None:
+        self._index, self._addresses = dense.index, dense.addresses
+        self._describe(names, tensors, None)
+        self._sizes: Sequence[int] = dense.sizes
+        packed, num_tiles = pack_wholes(dense.addresses, dense.sizes, tuning.geometry)
+        self._prepare(packed, num_tiles, True, len(tensors), seed, tuning)
+
+    def _describe(
+        self, names: tuple[str, ...], tensors: tuple[Tensor, ...], headers: list[Header] | None
+    ) -> None:
+        """headers: None for dense tensors, whose headers are read when they are needed."""
+        self.names, self._tensors, self._headers = names, tensors, headers
+
+    def _prepare(
+        self,
+        packed: npt.NDArray[np.uint64],
+        num_tiles: int,
+        plain: bool,
+        outputs: int,
+        seed: int,
+        tuning: Tuning,
+    ) -> None:
         index = self._index
         found = loaded(index, tuning)
         if found.kernel is None:
             raise UnsupportedError(
                 f"no digest on the device: {found.reason}. digest_tensors copies to the host"
             )
-        packed, num_tiles = table.pack(tuning.geometry)
         with _current(index):
             if torch.cuda.is_current_stream_capturing():
                 raise UnsupportedError("make a DigestPlan before the capture; launch it inside")
@@ -113,13 +145,16 @@ class DigestPlan:
         self._launched = False
         self._launch = None
         if num_tiles:
+            grid, tuning = min(found.blocks, num_tiles), found.tuning
+            long = num_tiles >= STRIPED_FROM * grid * len(packed)
             self._launch = found.kernel.prepare(
                 self._parts,
-                ctypes.c_uint32(len(table)),
+                ctypes.c_uint32(len(packed)),
                 ctypes.c_uint64(num_tiles),
                 *map(ctypes.c_uint64, key_seeds(seed)),
                 self.lanes,
-                grid=min(found.blocks, num_tiles),
+                ctypes.c_uint32(grid if tuning.striped and plain and long else 1),
+                grid=grid,
                 block=tuning.threads,
                 shared=tuning.shared_bytes,
             )
@@ -171,15 +206,20 @@ class DigestPlan:
         if current != self._stream:
             current.wait_stream(self._stream)
         rows = self.lanes.cpu().numpy().view(np.uint64).tolist()
-        places = self._places or itertools.repeat(None)
-        found = {}
-        for name, t, size, place, row in zip(
-            self.names, self._tensors, self._shapes, places, rows, strict=False
-        ):
-            shape = tuple(size)
-            whole = shape if place is None else tuple(place.full_shape)
-            found[name] = Digest(dtype_name(t.dtype), whole, math.prod(shape), tuple(row))
-        return found
+        headers = self._headers if self._headers is not None else self._dense_headers()
+        return {
+            name: Digest(dtype, shape, count, tuple(row))
+            for name, (dtype, shape, count), row in zip(self.names, headers, rows, strict=True)
+        }
+
+    def _dense_headers(self) -> list[Header]:
+        """Of tensors that are as they were read. UnsupportedError when the shape of one is not."""
+        if not unchanged(self._tensors, self._sizes):
+            raise UnsupportedError(
+                "a tensor's shape or strides were changed in place since the DigestPlan was made: "
+                "make a new one"
+            )
+        return [header_of(t, None) for t in self._tensors]
 
     def _record(self) -> None:
         self.lanes.zero_()
@@ -220,10 +260,10 @@ def digest_tensors(
     """
     from verify import hashing
 
-    names, values = _named(tensors)
+    names, values = named(tensors)
     dense = None if layouts else dense_memory(values)
     if dense is not None and loaded(dense.index).kernel is not None:
-        plan = DigestPlan(tensors, seed=seed)
+        plan = DigestPlan.of_dense(names, values, dense, seed)
         plan.launch()
         return plan.digests()
     places = layouts or {}
@@ -246,38 +286,6 @@ def digest_tensors(
     return {name: found[name] for name in names}
 
 
-@dataclass(frozen=True)
-class DenseMemory:
-    """Where tensors lie on one device: addresses, bytes and shapes, in their order."""
-
-    index: int
-    addresses: list[int]
-    sizes: tuple[int, ...]
-    shapes: tuple[torch.Size, ...]
-
-
-def dense_memory(tensors: Sequence[Tensor]) -> DenseMemory | None:
-    """If all are on one CUDA device and the bytes of each lie together as a digest reads them.
-
-    The usual case in a few passes without bytecode: half a microsecond a tensor. None for all
-    others, with empty tensors and those that a digest refuses among them.
-    """
-    if not tensors or not _PLAIN.issuperset(map(type, tensors)):
-        return None
-    try:
-        dtypes, nested, on_cuda, sizes, shapes = zip(*map(_FACTS, tensors), strict=True)
-        devices = {*map(Tensor.get_device, tensors)}
-        if any(nested) or not all(on_cuda) or len(devices) != 1 or 0 in sizes:
-            return None
-        if not _REAL.issuperset(dtypes) or not all(map(Tensor.is_contiguous, tensors)):
-            return None
-        if any(map(Tensor.is_neg, tensors)):
-            return None
-        return DenseMemory(devices.pop(), [*map(Tensor.data_ptr, tensors)], sizes, shapes)
-    except RuntimeError:  # sparse, or inside a transform: plain_tensor says what to do about it
-        return None
-
-
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     """The stream as the current one; None leaves it."""
     return _NOTHING if stream is None else torch.cuda.stream(stream)
@@ -286,48 +294,3 @@ def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
 def _current(index: int) -> AbstractContextManager[object]:
     """Makes a device the current one, at no cost if it is."""
     return _NOTHING if torch.cuda.current_device() == index else torch.cuda.device(index)
-
-
-def _named(
-    tensors: Mapping[str, Tensor] | Sequence[Tensor],
-) -> tuple[tuple[str, ...], tuple[Tensor, ...]]:
-    if isinstance(tensors, Tensor):
-        raise UnsupportedError('give tensors by name or in a list, such as {"x": x} or [x]')
-    if isinstance(tensors, Mapping):
-        return tuple(tensors), tuple(tensors.values())
-    return tuple(map(str, range(len(tensors)))), tuple(tensors)
-
-
-def _device_of(tensors: Sequence[Tensor]) -> int:
-    if not tensors:
-        raise UnsupportedError("a DigestPlan of no tensors has no device: give at least one")
-    first = tensors[0]
-    index = first.get_device() if isinstance(first, Tensor) else -1
-    if index < 0 or not first.is_cuda:
-        raise UnsupportedError(
-            f"a DigestPlan takes tensors on one CUDA device, not {_where(first)}; digest_tensors "
-            "takes any"
-        )
-    return index
-
-
-def _fill(
-    table: PartTable, tensors: Sequence[Tensor], places: Sequence[Place | None] | None, index: int
-) -> list[int]:
-    """Adds the parts of all tensors, whatever they are; their addresses."""
-    addresses = []
-    for slot, given in enumerate(tensors):
-        t = plain_tensor(given)
-        if t.get_device() != index or not t.is_cuda:
-            raise UnsupportedError(
-                f"a DigestPlan takes tensors on one device, cuda:{index}, and tensor {slot} is "
-                f"{_where(t)}; digest_tensors takes any"
-            )
-        for part in parts_of(t, places[slot] if places is not None else None):
-            table.add(part, slot)
-        addresses.append(given.data_ptr())
-    return addresses
-
-
-def _where(t: object) -> str:
-    return f"on {t.device}" if isinstance(t, Tensor) else f"a {type(t).__name__}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from verify.lanes import BLOCK
 SOURCE, ENTRY = "digest/digest.cu", "digest"
 KERNEL, HOST = "cuda-kernel", "host"
 OLDEST = (8, 0)  # cp.async
+COPY_ENGINE = (9, 0)  # cp.async.bulk
 
 
 @dataclass(frozen=True)
@@ -27,43 +28,53 @@ class Tuning:
     """The macros of the kernel; the defaults are those of the source, as `mok build` compiles it.
 
     words: consecutive words of a thread, 16 or 32; a CTA's threads share a block of 4096. stages:
-    tiles of a warp in shared memory. prefetch: bytes that a read pulls into L2; 0, 128 or 256.
+    tiles on their way to shared memory, a power of 2. prefetch: bytes that a read pulls into L2; 0,
+    128 or 256. bulk: 1 for the copy engine of sm_90 and later. before: 1 to take words before a run
+    instead of keys behind it; needs bulk. striped: no macro; whether CTAs take every n-th tile of
+    long contiguous tensors, instead of as many in a row.
     """
 
-    words: int = 32
-    stages: int = 3
+    words: int = 16
+    stages: int = 4
     prefetch: int = 0
+    bulk: int = 0
+    before: int = 0
+    striped: bool = False
 
-    @property
+    @functools.cached_property
     def macros(self) -> dict[str, int]:
         """Macros that differ from the source's own."""
-        own = vars(Tuning())
-        return {name.upper(): value for name, value in vars(self).items() if value != own[name]}
+        own = {field.name: field.default for field in fields(self) if field.type == "int"}
+        return {n.upper(): getattr(self, n) for n in own if getattr(self, n) != own[n]}
 
-    @property
+    @functools.cached_property
     def threads(self) -> int:
         """Of a block of the grid."""
         return BLOCK // self.words
 
-    @property
+    @functools.cached_property
     def geometry(self) -> Geometry:
         return Geometry(4 * BLOCK, 16 * self.threads)
 
-    @property
+    @functools.cached_property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the ring, which also has to hold the table of keys."""
-        ring = self.threads // 32 * self.stages * (32 * (self.words // 4 + 1) + 3) * 16
+        """Dynamic shared memory of a block: the stages, which also have to hold the table."""
+        sharing = self.threads if self.bulk else 32  # threads of one ring
+        chunk = 16 * sharing + 16
+        ring = self.threads // sharing * self.stages * (self.words // 4 * chunk + 16 * self.bulk)
         return max(ring, 8 * (BLOCK + 4))
 
 
 DEFAULT_TUNING = Tuning()
+"""The fastest that was measured; where there is no copy engine the variant without it runs."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The kernel on one device, or why it is not there."""
+    """The kernel on one device and its variant, or why it is not there."""
 
     kernel: jit.Kernel | None
+    tuning: Tuning = DEFAULT_TUNING
     blocks: int = 0  # that run at the same time
     reason: str = ""
 
@@ -73,6 +84,8 @@ def loaded(index: int, tuning: Tuning = DEFAULT_TUNING) -> Loaded:
     """The digest kernel on device `index`, compiled and loaded at first use."""
     if (found := torch.cuda.get_device_capability(index)) < OLDEST:
         return Loaded(None, reason=f"cuda:{index} has capability {found}, {OLDEST} is needed")
+    if tuning.bulk and found < COPY_ENGINE:
+        tuning = replace(tuning, bulk=0, before=0)
     try:
         kernel = jit.load(SOURCE, ENTRY, macros=tuning.macros, device=index)
     except (jit.CompilerMissing, jit.DeviceMissing, jit.ArchitectureUnsupported) as error:
@@ -81,7 +94,8 @@ def loaded(index: int, tuning: Tuning = DEFAULT_TUNING) -> Loaded:
         warnings.warn(f"digests are taken on the host: {error}", RuntimeWarning, stacklevel=2)
         return Loaded(None, reason=str(error))
     per_sm = kernel.resident_blocks(tuning.threads, tuning.shared_bytes)
-    return Loaded(kernel, per_sm * torch.cuda.get_device_properties(index).multi_processor_count)
+    count = torch.cuda.get_device_properties(index).multi_processor_count
+    return Loaded(kernel, tuning, per_sm * count)
 
 
 def digest_backend(device: torch.device | int | None = None) -> tuple[str, str]:

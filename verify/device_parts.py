@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -29,6 +29,7 @@ MAX_DIMS = 8
 FIELDS = 30  # of 8 bytes, of a packed part
 MAX_PARTS = 1 << 16  # of one tensor
 QUAD_BYTES = 16
+PART_TILES = 8  # about what a part costs besides reading it, in tiles; a launch counts them in
 FEW_ROWS = 64  # a shard of at most so many rows is one part a row, and read at full speed
 NO_CUT = MAX_DIMS
 
@@ -281,15 +282,10 @@ class PartTable:
     def __len__(self) -> int:
         return len(self._columns[0])
 
-    def add_wholes(self, addresses: Sequence[int], sizes: Sequence[int]) -> None:
-        """Tensors whose bytes lie together, none of them empty, one a slot from 0 on."""
-        address, offset, num_bytes, group, slot = self._columns
-        address.extend(addresses)
-        offset.frombytes(bytes(8 * len(addresses)))
-        some = array("Q", sizes)
-        num_bytes.extend(some)
-        group.extend(some)
-        slot.extend(range(len(addresses)))
+    @property
+    def plain(self) -> bool:
+        """Whether all memory is contiguous, with one output a part."""
+        return not self._strided and not self._grouped
 
     def add_contiguous(
         self, address: int, num_bytes: int, slot: int, offset: int = 0, group: int = 0
@@ -311,7 +307,8 @@ class PartTable:
 
         Columns: address, offset, bytes, group, first tile, tiles of a group, kept, slot and unit,
         axes and cut axis, flips (two columns), sizes (8), strides (8), and lines, their bytes and
-        quads; pairs in one column are 32 bits each, the first one low.
+        quads; pairs in one column are 32 bits each, the first one low. Of several parts each has
+        PART_TILES tiles behind its own that hold nothing, so that few small ones meet in one CTA.
         """
         count = len(self)
         packed = np.zeros((count, FIELDS), np.uint64)
@@ -339,6 +336,8 @@ class PartTable:
                 packed[row, 27:] = lines.lines, lines.num_bytes, lines.quads
                 tiles = -(-lines.visits * QUAD_BYTES // geometry.gather_bytes)
                 spanned[row] = packed[row, 5] = tiles
+        if count > 1:
+            spanned = spanned + np.uint64(PART_TILES)
         ends = np.cumsum(spanned, dtype=np.uint64)
         packed[:, 4] = ends - spanned
         for row, part in self._strided.items():

@@ -21,7 +21,7 @@ from verify.device_digests import DigestPlan
 from verify.device_kernel import DEFAULT_TUNING, Tuning, loaded
 from verify.device_parts import PartTable, Range, parts_of
 from verify.digests import Digest
-from verify.hashing import digest_on_host, dtype_name, plain_tensor
+from verify.hashing import digest_on_host, dtype_name, integer_view, plain_tensor
 from verify.lanes import DEFAULT_SEED
 
 
@@ -113,13 +113,13 @@ def _on_device(
 
 
 def _on_host(t: Tensor, tile_elements: int, count: int, seed: int) -> npt.NDArray[np.uint64]:
-    flat = t.resolve_conj().resolve_neg().cpu().reshape(-1)
-    shape = tuple(t.shape)
+    # bits, which a complex element has two of: resolving a lazy conjugate would not keep NaNs
+    flat, each = integer_view(t).cpu().reshape(-1), 2 if t.is_complex() else 1
     lanes = np.zeros((count, 4), np.uint64)
     for tile in range(count):
-        start = tile * tile_elements
-        part = flat[start : start + tile_elements]
-        lanes[tile] = digest_on_host(part, Range(start, shape), seed).lanes
+        start = each * tile * tile_elements
+        part = flat[start : start + each * tile_elements]
+        lanes[tile] = digest_on_host(part, Range(start, tuple(flat.shape)), seed).lanes
     return lanes
 
 

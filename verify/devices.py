@@ -5,7 +5,9 @@ it. On `cuda` rank r has GPU r of its machine. What the tool says to itself trav
 the store, from the CPU; tensors of the case travel over NCCL, unless ranks share a GPU, which NCCL
 refuses: then gloo moves them too, for cases that say that this works for them.
 
-Nothing here makes a CUDA context except `enter`, which runs in the process that executes.
+Nothing here makes a CUDA context except `enter`, which runs in the process that executes. What it
+changes, the current device, is put back by its callers (`current`, `restore`): the next case, and
+what the caller does afterwards, must not depend on which cases ran before.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 
@@ -95,6 +98,18 @@ def enter(device: str, rank: int, world: int) -> torch.device | None:
         index = local % max(count(), 1) if world > 1 else torch.cuda.current_device()
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def current() -> int | None:
+    """torch's current CUDA device; None before CUDA is in use, when the first one will be."""
+    return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else None
+
+
+def restore(index: int | None) -> None:
+    """Makes the device current again that `current` gave."""
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # after a CUDA error nothing runs on any device any more
+            torch.cuda.set_device(index or 0)
 
 
 def backend(devices: Iterable[str], local_ranks: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,25 +91,28 @@ def execute(
     wanted = accepts(case.execute, "group", named=group is None)
     if wanted and (group is not None or "group" not in arguments):
         arguments["group"] = group
-    _finish()
+    owned = [kept.live for state in stage.module_state.values() for kept in state.values()]
+    given_tensors = [*copies.values(), *owned]
+    _finish(given_tensors)
     ready, made = time.perf_counter(), 0.0
     try:
         returned = case.execute(**arguments)
         capture.outputs, capture.ignored = flatten(returned)
-        _finish()
-        own = time.perf_counter() - ready
-        capture.layouts = _layouts(stage, capture.outputs, group)
         heads = {n: t for n, t in capture.outputs.items() if t.requires_grad}
         heads = heads if case.gradients else {}
+        capture.upstream = _known(heads, upstream or {})
+        missing = [name for name in heads if name not in capture.upstream]
+        if missing:  # making them waits, so that the time until here is the case's
+            _finish([*given_tensors, *capture.outputs.values()])
+        # else nothing waits here: a race of backward with what forward left running must show
+        own = time.perf_counter() - ready
+        capture.layouts = _layouts(stage, capture.outputs, group)
         making = time.perf_counter()
-        for name, tensor in heads.items():
-            known = (upstream or {}).get(name)
-            if known is not None and known.shape == tensor.shape and known.dtype == tensor.dtype:
-                capture.upstream[name] = known
-            else:
-                capture.upstream[name] = _upstream(
-                    stage, name, tensor, capture.layouts[name], given.rows, seed
-                )
+        for name in missing:
+            capture.upstream[name] = _upstream(
+                stage, name, heads[name], capture.layouts[name], given.rows, seed
+            )
+        capture.upstream = {name: capture.upstream[name] for name in heads}
         made = time.perf_counter() - making
         resumed = time.perf_counter()
         found: dict[str, Tensor] = {}
@@ -117,7 +120,7 @@ def execute(
         if heads:
             reached = reached_leaves(list(heads.values()), _leaves(stage, copies))
             found, left_out = differentiate(heads, capture.upstream, reached)
-            _finish()
+        _finish([*given_tensors, *capture.outputs.values(), *found.values()])
         capture.seconds = own + time.perf_counter() - resumed
         capture.ignored += [f"gradients of {n} (the function used its graph)" for n in left_out]
         for name, gradient in found.items():
@@ -152,11 +155,26 @@ def restore_modules(stage: Stage) -> None:
             kept.live.grad = kept.grad
 
 
-def _finish() -> None:
-    """Waits for what the current stream of a GPU was given, so that a failure of the case's kernels
-    is the case's, and its time its own. Other streams may hold a load that ends only later."""
-    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream().synchronize()
+def _finish(tensors: Iterable[Tensor]) -> None:
+    """Waits for what the current streams of these tensors' GPUs and of the current one were given,
+    so that a failure of the case's kernels is the case's, and its time its own. Other streams may
+    hold a load that ends only later."""
+    if not torch.cuda.is_initialized() or torch.cuda.is_current_stream_capturing():
+        return
+    devices = {tensor.get_device() for tensor in tensors if tensor.is_cuda}
+    for index in sorted(devices | {torch.cuda.current_device()}):
+        torch.cuda.current_stream(index).synchronize()
+
+
+def _known(heads: Mapping[str, Tensor], upstream: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The upstream gradients that are there already and fit their outputs."""
+    return {
+        name: upstream[name]
+        for name, tensor in heads.items()
+        if name in upstream
+        and upstream[name].shape == tensor.shape
+        and upstream[name].dtype == tensor.dtype
+    }
 
 
 def _leaves(stage: Stage, copies: Mapping[str, Tensor]) -> list[Tensor]:

@@ -38,15 +38,43 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 def integer_view(t: torch.Tensor) -> torch.Tensor:
     """The bits of `t` as signed integers of its width, no value converted, strides as they are.
 
-    Complex tensors get a last dimension of 2 (real, imaginary); lazily conjugated or negated ones
-    are resolved first, which copies. UnsupportedError for values without plain strided memory.
+    Complex tensors get a last dimension of 2 (real, imaginary). A lazily conjugated or negated
+    tensor is copied with the sign bits inverted, those of NaNs too; torch's own resolve_conj and
+    resolve_neg may give a NaN other bits, on a GPU and for complex32. UnsupportedError for values
+    without plain strided memory.
     """
     t = plain_tensor(t)
-    if t.is_conj() or t.is_neg():
-        t = t.resolve_conj().resolve_neg()
+    conjugated, negated = t.is_conj(), t.is_neg()
+    if negated and not (t.is_floating_point() or t.is_complex()):
+        t, negated = t.resolve_neg(), False
+    # each takes its own mark off, and touches no value
+    t = t.conj() if conjugated else t
+    t = torch._neg_view(t) if negated else t
     if t.dtype.is_complex:
         t = torch.view_as_real(t)
-    return t.view(_SIGNED[t.element_size()])
+    bits = t.view(_SIGNED[t.element_size()])
+    if not (conjugated or negated):
+        return bits
+    sign = torch.iinfo(bits.dtype).min
+    if not conjugated:
+        return bits ^ sign
+    flipped = bits.clone()
+    flipped.select(-1, 0 if negated else 1).bitwise_xor_(sign)  # twice inverted is as it was
+    return flipped
+
+
+def settled(t: torch.Tensor) -> torch.Tensor:
+    """`t` without lazy conjugation and negation: itself, or a copy with the same values.
+
+    Sign bits are inverted as integers, those of NaNs too (see `integer_view`). UnsupportedError as
+    there.
+    """
+    if not (t.is_conj() or t.is_neg()):
+        return t
+    bits = integer_view(t)
+    if not t.dtype.is_complex:
+        return bits.view(t.dtype)
+    return torch.view_as_complex(bits.view(t.dtype.to_real()))
 
 
 def plain_tensor(t: torch.Tensor) -> torch.Tensor:

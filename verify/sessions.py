@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from verify.allocations import devices_used, look, other_streams
 from verify.assembly import Part, differing_wholes
 from verify.captures import Layout, facts_of, same_bits
 from verify.digests import Digest
@@ -32,7 +33,11 @@ MAX_EXPLAINED = 4  # differing executions per claim that are explained in full
 
 @dataclass
 class Base:
-    """The first execution: kept tensors, their digests, and what it was given."""
+    """The first execution: kept tensors, their digests, and what it was given.
+
+    devices: CUDA devices on which it took memory. own_streams: how many streams other than torch's
+    current ones it took memory for.
+    """
 
     given: Given
     kept: dict[str, Tensor]
@@ -41,6 +46,8 @@ class Base:
     digests: dict[str, str]
     facts: dict[str, Facts]
     failure: Failure | None
+    devices: tuple[int, ...] = ()
+    own_streams: int = 0
 
 
 @dataclass
@@ -71,8 +78,9 @@ def first(session: Session) -> Base:
     """The base execution. In a fresh process it is settled against the main process's digests."""
     stage = session.stage
     given = give(stage, stage.world, stage.rank)
+    before = look()
     capture = execute(stage, given, group=session.group)
-    started = time.perf_counter()
+    started, after = time.perf_counter(), look()
     failure = session.agree(capture.failure)
     digests = _digests(capture)
     base = Base(
@@ -83,6 +91,8 @@ def first(session: Session) -> Base:
         digests,
         {name: facts_of(tensor) for name, tensor in capture.outputs.items()},
         failure,
+        devices_used(before, after),
+        other_streams(before, after),
     )
     session.base = base
     differences = {}
@@ -131,7 +141,7 @@ def perform(
     """One more execution with the base's inputs, settled against this rank's own base.
 
     effective: what was in effect and whether it was what was requested; a function is called right
-    after the execution.
+    after the execution. After an execution that failed what it raises is passed over.
     """
     base = session.base
     assert base is not None
@@ -143,8 +153,7 @@ def perform(
         kwargs=kwargs,
         upstream=base.upstream,
     )
-    told: Effect = effective() if callable(effective) else effective or ({}, True)
-    in_effect, held = told
+    in_effect, held = _told(effective, capture)
     settle_own(
         session,
         capture,
@@ -157,6 +166,19 @@ def perform(
         in_effect=held,
     )
     return capture
+
+
+def _told(effective: Effect | Callable[[], Effect] | None, capture: Capture) -> Effect:
+    """What was in effect. After a CUDA error the device answers nothing any more; the failure of
+    the case is then what has to be told."""
+    if not callable(effective):
+        return effective or ({}, True)
+    try:
+        return effective()
+    except Exception:
+        if capture.failure is None:
+            raise
+        return {}, False
 
 
 def settle_own(session: Session, capture: Capture, *, claim: str, **fields: Any) -> None:

@@ -178,10 +178,14 @@ def _work(spec: WorkerSpec, emit: Callable[[Record], None]) -> None:
     torch.set_num_threads(spec.threads)
     plans = [Plan(**plan) for plan in spec.plans]
     named = [plan.device for plan in plans if plan.device]
+    home = devices.current()
     for name in named[:1]:  # before the user's files are imported, which may allocate
         devices.enter(name, spec.rank, spec.world)
+    entered = devices.current()
     found = _find(plans)
     if spec.world == 1:
+        if devices.current() == entered:  # else a file has chosen another one
+            devices.restore(home)  # `cuda` is this one, whatever other cases name
         run_cases(spec, list(zip(found, plans, strict=True)), None, {}, None, emit)
         return
     from datetime import timedelta
@@ -247,12 +251,16 @@ def run_cases(
     emit: Callable[[Record], None],
 ) -> None:
     """Every case in turn; base outputs are kept on disk for fresh processes to compare with."""
+    from verify import allocations, devices
     from verify.conduct import conduct, report_setup_failure, set_up
     from verify.sessions import Session, first
     from verify.staging import Stage
 
     trusted = _trusted(spec) if spec.process else {}
+    home = devices.current()
     for index, (found, plan) in enumerate(cases, start=spec.first_index):
+        devices.restore(home)
+        allocations.give_back()  # no case finds what those before it have left
         agree = Agreement(store, spec.rank, spec.world, f"p{spec.process}/c{index}", spec.timeout)
 
         def emit_in_step(record: Record, agree: Agreement = agree) -> None:

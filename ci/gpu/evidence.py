@@ -7,16 +7,19 @@ One file per part, `ci/evidence/DEVICE/PART.json`, with `-xN` after PART for N r
 
     format       "mok-verify-evidence-v1"
     part         tests, digest, faults, verify, peers, bench or sanitize
-    status       passed, failed or timed out, as ci/gpu.sh judged the part
+    status       passed; for peers and bench also "timed out", which README then says
     commit       40 hex digits: what was measured
-    dirty        false; true with uncommitted changes; null for a copy of a tree, which nobody asked
+    dirty        false, or null for a copy of a tree, where git was not asked
+    sources      by folder the SHA-256 of what was measured (sources.py), equal to the commit's
     measured     UTC, ISO 8601
     ranks, seconds, command
     environment  the part of verify's environment record that bits and speed depend on
-    results      by step: "exit", "status", and what it gave (see `RESULTS`)
+    results      by step: "exit", "status", and what it gave (see extracts.py)
 
-A part that could not run leaves no file: there is nothing to show. Refuses a run whose commit is
-unknown, and files above 200 kB.
+A part that failed or could not run leaves no file, and `collect` says so (exit code 1). Refuses
+(exit code 2, and then nothing is written) a run whose commit is unknown or was not what its tree
+held, one with uncommitted changes, and files above 200 kB. Of several measurements of one part the
+newest is kept. `check` also wants all of `REQUIRED` once a device has any evidence.
 """
 
 from __future__ import annotations
@@ -24,12 +27,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
+import extracts  # both beside this file
+import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "ci" / "evidence"
@@ -37,13 +43,16 @@ FORMAT = "mok-verify-evidence-v1"
 RUN_FORMAT = "mok-verify-gpu-run-v1"
 MAX_BYTES = 200_000
 PARTS = ("tests", "digest", "faults", "verify", "peers", "bench", "sanitize")
-STATUSES = ("passed", "failed", "timed out")
+MAY_TIME_OUT = ("peers", "bench")  # their steps stand alone: each that ended is worth its row
+REQUIRED = {"h200": (*PARTS, "verify-x2")}
+"""By device, the files that must be there once any is, so that none is lost in silence."""
 FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "format": str,
     "part": str,
     "status": str,
     "commit": str,
     "dirty": (bool, type(None)),
+    "sources": dict,
     "measured": str,
     "ranks": int,
     "seconds": (int, float),
@@ -51,9 +60,6 @@ FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "environment": dict,
     "results": dict,
 }
-ENVIRONMENT = ("platform", "machine", "cpu_model", "cpu_count", "python", "torch", "torch_git")
-_VARIABLES = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH_", "PYTORCH_", "MOK_")
-_PATH = re.compile(r"(^|[\s=:,;'\"])~?/[\w.]")  # of the machine that measured: no one's business
 
 Json = dict[str, Any]
 
@@ -62,8 +68,55 @@ class EvidenceError(ValueError):
     """A run or an evidence file that cannot be used; the message says which and why."""
 
 
-def collect(run: Json, folder: Path = FOLDER) -> list[Path]:
-    """Writes the evidence of every part of a run; returns the files. Raises EvidenceError."""
+OfCommit = Callable[[str], Mapping[str, str] | None]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The files that were written; of parts that were not, why; and what was passed over."""
+
+    written: list[Path]
+    left_out: list[str]
+    older: list[str]
+
+
+def collect(
+    runs: Sequence[Json], folder: Path = FOLDER, of_commit: OfCommit = sources.of_commit
+) -> Collected:
+    """Writes the evidence of every part of some runs: all that can be, or nothing.
+
+    Of two measurements of one file, and of a file that is there already, the newest is kept. Raises
+    EvidenceError for what is no evidence, before anything is written.
+    """
+    chosen: dict[str, tuple[Json, str]] = {}
+    left_out, older = [], []
+    for run in runs:
+        _check_run(run)
+        for part in run["parts"]:
+            suffix = f"-x{run['ranks']}" if run["ranks"] > 1 else ""
+            name = f"{device_name(run['environment'])}/{part['name']}{suffix}.json"
+            if not _kept(part["name"], part["status"]):
+                left_out.append(f"{name}: {part['status']} in the run of {run['started']}")
+                continue
+            made = _evidence(run, part)
+            text = json.dumps(made, indent=1, sort_keys=True, allow_nan=False) + "\n"
+            problem = problem_of(made, len(text)) or source_problem(made, of_commit)
+            if problem:
+                raise EvidenceError(f"{part['name']}: {problem}")
+            other = chosen[name][0] if name in chosen else _there(folder / name)
+            if other is not None and _when(other) > _when(made):
+                older.append(f"{name}: kept that of {other['measured']}, not {made['measured']}")
+                continue
+            if other is not None and _when(other) < _when(made):
+                older.append(f"{name}: kept that of {made['measured']}, not {other['measured']}")
+            chosen[name] = made, text
+    for name, (_, text) in chosen.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return Collected([folder / name for name in chosen], left_out, older)
+
+
+def _check_run(run: Json) -> None:
     if run.get("format") != RUN_FORMAT:
         raise EvidenceError(f"not a run of ci/gpu.sh: format {run.get('format')!r}")
     if not re.fullmatch(r"[0-9a-f]{40}", str(run["commit"])):
@@ -71,22 +124,56 @@ def collect(run: Json, folder: Path = FOLDER) -> list[Path]:
             f"the run names no commit ({run['commit']!r}), so that nobody could repeat it; "
             "run ci/gpu.sh with --commit SHA"
         )
-    written = []
-    for part in run["parts"]:
-        if part["status"] not in STATUSES:
-            continue
-        made = _evidence(run, part)
-        place = folder / device_name(run["environment"])
-        suffix = f"-x{run['ranks']}" if run["ranks"] > 1 else ""
-        path = place / f"{part['name']}{suffix}.json"
-        text = json.dumps(made, indent=1, sort_keys=True, allow_nan=False) + "\n"
-        problem = problem_of(made, len(text))
-        if problem:
-            raise EvidenceError(f"{part['name']}: {problem}")
-        place.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        written.append(path)
-    return written
+    if not isinstance(run.get("sources"), dict):
+        raise EvidenceError(
+            "the run does not say what its sources held, so that its commit is only a claim; "
+            "run ci/gpu.sh of this version again"
+        )
+
+
+def _kept(part: str, status: str) -> bool:
+    return status == "passed" or (status == "timed out" and part in MAY_TIME_OUT)
+
+
+def _there(path: Path) -> Json | None:
+    """A file that is there already, if it is evidence."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if problem_of(found, 0) is None else None
+    except (OSError, ValueError):
+        return None
+
+
+def _when(one: Json) -> datetime:
+    return datetime.fromisoformat(one["measured"])
+
+
+def source_problem(one: Json, of_commit: OfCommit = sources.of_commit) -> str | None:
+    """Why the sources of some evidence are not those of its commit, or None.
+
+    Raises NoHistory where git cannot tell.
+    """
+    known = of_commit(one["commit"])
+    if known is None:
+        return f"commit {one['commit']} is not in this history"
+    other = sources.changed(one["sources"], known)
+    if not other:
+        return None
+    return (
+        f"what was measured is not commit {one['commit'][:12]}: {', '.join(other)} held something "
+        "else (files that git does not track count as well)"
+    )
+
+
+def missing(found: Mapping[str, Json]) -> list[str]:
+    """What a device that has some evidence lacks of `REQUIRED`."""
+    return [
+        f"{device}/{name}.json"
+        for device, names in REQUIRED.items()
+        if any(one.startswith(f"{device}/") for one in found)
+        for name in names
+        if f"{device}/{name}.json" not in found
+    ]
 
 
 def device_name(environment: Mapping[str, Any]) -> str:
@@ -106,127 +193,14 @@ def _evidence(run: Json, part: Json) -> Json:
         "status": part["status"],
         "commit": run["commit"],
         "dirty": run["dirty"],
+        "sources": {name: run["sources"].get(name) for name in sources.folders_of(part["name"])},
         "measured": run["started"],
         "ranks": run["ranks"],
         "seconds": part["seconds"],
         "command": f"bash ci/gpu.sh --parts {part['name']}{ranks}",
-        "environment": environment_of(run["environment"]),
-        "results": {step["name"]: _result(part["name"], step) for step in part["steps"]},
+        "environment": extracts.environment_of(run["environment"]),
+        "results": {step["name"]: extracts.result_of(part["name"], step) for step in part["steps"]},
     }
-
-
-def environment_of(record: Mapping[str, Any]) -> Json:
-    """Without what names the machine rather than its kind: values that hold paths are left out."""
-    variables = {
-        name: value
-        for name, value in (record.get("variables") or {}).items()
-        if name.startswith(_VARIABLES) and not _PATH.search(str(value))
-    }
-    kept = {name: record.get(name) for name in ENVIRONMENT}
-    cuda = _without_paths(record["cuda"])
-    return {**kept, "flags": record.get("flags"), "variables": variables, "cuda": cuda}
-
-
-def _result(part: str, step: Json) -> Json:
-    entry = {"exit": step["exit"], "status": step["status"], "seconds": step["seconds"]}
-    if step["document"] is not None:
-        entry |= RESULTS.get(part, _whole)(step["document"])
-    if "said" in step:
-        entry["said"] = step["said"]
-    return entry
-
-
-def _whole(document: Json) -> Json:
-    """A document as it is, without what the evidence says already, and without paths."""
-    kept = {name: value for name, value in document.items() if name != "environment"}
-    cleaned = _without_paths(kept)
-    assert isinstance(cleaned, dict)
-    return {"document": cleaned}
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_paths(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(one) for one in value]
-    if isinstance(value, str) and _PATH.search(value):
-        return re.sub(r"~?/[\w./+-]+", lambda found: Path(found.group()).name, value)
-    return value
-
-
-def _tests(document: str) -> Json:
-    """Counts, and the names of what failed, from JUnit."""
-    cases = list(ElementTree.fromstring(document).iter("testcase"))
-    outcomes = [{child.tag for child in case} for case in cases]
-    failed = [
-        f"{case.get('classname')}::{case.get('name')}"
-        for case, outcome in zip(cases, outcomes, strict=True)
-        if outcome & {"failure", "error"}
-    ]
-    skipped = sum("skipped" in outcome for outcome in outcomes)
-    return {
-        "passed": len(cases) - len(failed) - skipped,
-        "failed": failed,
-        "skipped": skipped,
-    }
-
-
-def _verify(document: Json) -> Json:
-    """Verdicts, counts and findings of a result document, without digests and tile maps."""
-    return {
-        "command": _without_paths(document["command"]).split(" --report ")[0],
-        "verdict": document["verdict"],
-        "ranks": document["ranks"],
-        "totals": document["totals"],
-        "cases": [_case(one) for one in document["cases"]],
-    }
-
-
-def _case(case: Json) -> Json:
-    return {
-        "case": _without_paths(case["case"]),
-        "description": case["description"],
-        "verdict": case["verdict"],
-        "ranks": case["ranks"],
-        "device": case.get("device", ""),
-        "claims": [_claim(claim) for claim in case["claims"]],
-    }
-
-
-def _claim(claim: Json) -> Json:
-    worst = {
-        name: one["worst_ratio"]
-        for name, one in claim["measurements"].items()
-        if isinstance(one, dict) and isinstance(one.get("worst_ratio"), int | float)
-    }
-    kept = {
-        name: claim[name]
-        for name in ("claim", "verdict", "executions", "differing", "bound")
-        if name in claim
-    }
-    findings = [_finding(one) for one in claim["findings"][:8]]
-    return {**kept, "findings": findings, **({"worst_ratio": worst} if worst else {})}
-
-
-def _finding(finding: Json) -> Json:
-    difference = finding.get("difference") or {}
-    return {
-        "reason": finding["reason"],
-        "detail": _without_paths(finding["detail"])[:300],
-        "tensor": finding.get("tensor"),
-        "variant": finding.get("variant"),
-        "lines": [_without_paths(line) for line in difference.get("lines", ())[:3]],
-        "suggests": list(difference.get("suggests", ())[:2]),
-    }
-
-
-RESULTS: Mapping[str, Callable[[Any], Json]] = {
-    "tests": _tests,
-    "verify": _verify,
-    "peers": _verify,
-}
-"""What of a step's document is kept: counts for tests, verdicts for verify and peers, and for the
-others the document as it is, under `document`."""
 
 
 def read(folder: Path = FOLDER) -> dict[str, Json]:
@@ -259,10 +233,18 @@ def problem_of(evidence: Any, size: int) -> str | None:
             return f"field {name!r} is missing or of another type"
     if evidence["format"] != FORMAT:
         return f"format {evidence['format']!r}; this version reads {FORMAT}"
-    if evidence["part"] not in PARTS or evidence["status"] not in STATUSES:
-        return f"part {evidence['part']!r}, status {evidence['status']!r}: not known"
+    part, status = evidence["part"], evidence["status"]
+    if part not in PARTS:
+        return f"part {part!r}: not known"
+    if not _kept(part, status):
+        return f"status {status!r} of {part}: not known, or nothing to show"
     if not re.fullmatch(r"[0-9a-f]{40}", evidence["commit"]):
         return f"commit {evidence['commit']!r} is no commit"
+    if evidence["dirty"]:
+        return "it was measured with uncommitted changes"
+    problem = _unsourced(evidence) or _undated(evidence)
+    if problem:
+        return problem
     cuda = evidence["environment"].get("cuda")
     if not isinstance(cuda, dict) or not cuda.get("devices") or not cuda.get("driver"):
         return "its environment names no CUDA device and driver"
@@ -270,18 +252,46 @@ def problem_of(evidence: Any, size: int) -> str | None:
         return "its environment names no torch"
     if not evidence["results"]:
         return "it holds no result"
+    problem = _contradiction(part, status, evidence["results"])
+    if problem:
+        return problem
     if size > MAX_BYTES:
         return f"{size} bytes; at most {MAX_BYTES}"
-    path = _first_path(evidence["results"]) or _first_path(evidence["environment"])
+    held = (evidence["results"], evidence["environment"])
+    path = next((one for one in map(extracts.first_path, held) if one), None)
     return f"it holds a path of the machine that measured: {path!r}" if path else None
 
 
-def _first_path(value: Any) -> str | None:
-    if isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, list):
-        return next((path for one in value if (path := _first_path(one))), None)
-    return value if isinstance(value, str) and _PATH.search(value) else None
+def _unsourced(evidence: Json) -> str | None:
+    wanted = set(sources.folders_of(evidence["part"]))
+    held = evidence["sources"]
+    if set(held) != wanted or not all(
+        re.fullmatch(r"[0-9a-f]{64}", str(one)) for one in held.values()
+    ):
+        return f"its sources are not a SHA-256 for each of {', '.join(sorted(wanted))}"
+    return None
+
+
+def _undated(evidence: Json) -> str | None:
+    try:
+        zone = datetime.fromisoformat(evidence["measured"]).tzinfo
+    except ValueError:
+        zone = None
+    return None if zone else f"measured {evidence['measured']!r} is no time with its zone"
+
+
+def _contradiction(part: str, status: str, results: Mapping[str, Any]) -> str | None:
+    """Why the steps do not bear out the status of the part."""
+    allowed = ("passed",) if status == "passed" else ("passed", "timed out")
+    for name, step in results.items():
+        held = step.get("status") if isinstance(step, dict) else None
+        if held not in allowed:
+            return f"the part is {status!r}, its step {name!r} {held!r}"
+        if part == "tests" and (step.get("failed") != [] or not step.get("passed")):
+            return f"it passed, but of its tests {step.get('passed')} did, not {step.get('failed')}"
+        if part == "verify" and step.get("verdict") != "VERIFIED":
+            return f"it passed, but {name!r} is {step.get('verdict')!r}"
+    return None
 
 
 def _misplaced(evidence: Json, name: str) -> str | None:
@@ -301,24 +311,40 @@ def main() -> None:
 def _collect(runs: Sequence[Path], folder: Path) -> None:
     """Write ci/evidence/ from run.json files, or folders that hold one."""
     try:
-        for run in runs:
-            path = run / "run.json" if run.is_dir() else run
-            for written in collect(json.loads(path.read_text()), folder):
-                click.echo(f"{written} {written.stat().st_size} bytes")
-    except (EvidenceError, ValueError) as error:
-        click.echo(f"evidence: {error}", err=True)
+        found = [
+            json.loads((run / "run.json" if run.is_dir() else run).read_text()) for run in runs
+        ]
+        made = collect(found, folder)
+    except (ValueError, KeyError) as error:  # EvidenceError and NoHistory among them
+        click.echo(f"evidence: {error}; nothing was written", err=True)
         sys.exit(2)
+    for path in made.written:
+        click.echo(f"{path} {path.stat().st_size} bytes")
+    for text in made.older:
+        click.echo(text)
+    for text in made.left_out:
+        click.echo(f"no evidence: {text}", err=True)
+    sys.exit(1 if made.left_out else 0)
 
 
 @main.command("check")
 def _check() -> None:
-    """Read every committed file; exit code 1 when one is no evidence."""
+    """Read every committed file; exit code 1 when one is no evidence, or lacks what it names."""
     try:
         found = read()
+        told = [f"{name} is missing" for name in missing(found)]
+        for name, one in found.items():
+            problem = source_problem(one)
+            told += [f"{name}: {problem}"] if problem else []
+    except sources.NoHistory as unknown:
+        click.echo(f"commits were not checked: {unknown}", err=True)
     except EvidenceError as error:
         click.echo(f"evidence: {error}", err=True)
         sys.exit(1)
+    for text in told:
+        click.echo(f"evidence: {text}", err=True)
     click.echo(f"{len(found)} files")
+    sys.exit(1 if told else 0)
 
 
 if __name__ == "__main__":

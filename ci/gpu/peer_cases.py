@@ -25,7 +25,7 @@ from torch import Tensor
 import verify
 from mok.bench.contenders import Inputs, Missing
 from mok.bench.peers import PEERS, deepgemm, float64
-from mok.bench.peers.adapting import Peer, contender_of, prepare_peer
+from mok.bench.peers.adapting import Peer, contender_of, prepare_peer, version_of
 from mok.bench.shapes import SHAPES, Shape
 from verify.builtin.layer import weights
 
@@ -118,6 +118,11 @@ def reference(
 
 
 def case_of_peer(peer: Peer, kind: str, description: str, **options: Any) -> verify.Case:
+    """A case whose description begins with the peer's name, and gets its version after that: what
+    was checked is then known from the result alone (mok.bench.determinism reads it)."""
+    version = version_of(peer.distribution)
+    if version:
+        description = f"{peer.name} {version}{description.removeprefix(peer.name)}"
     device = "" if "cpu" in peer.devices else "cuda"
     name = f"peers/{peer.name}/{kind}"
     given = {"execute": layer, "device": device, "description": description, **options}

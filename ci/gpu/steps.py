@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-UNSUPPORTED_TOOL = ("Device not supported", "Unable to find injection library")
 LONGEST_TAIL = 4000
 
 
@@ -29,7 +28,8 @@ class Step:
     """One command. document: a file that it writes, or "-" for JSON on its standard output.
 
     good: exit codes of a command that did its work; `unavailable`: those that say that it cannot
-    be done here; `needs`: a text that its output must hold, so that silence is no success.
+    be done here; `unsupported`: texts in its output that say the same, for a tool that has no exit
+    code for it; `needs`: a text that its output must hold, so that silence is no success.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Step:
     good: Sequence[int] = (0,)
     unavailable: Sequence[int] = ()
     needs: str = ""
+    unsupported: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def _run_step(step: Step, log: Path, limit: float) -> dict[str, Any]:
     whole = printed + said
     if code is None:
         status = "timed out"
-    elif code in step.unavailable or any(text in whole for text in UNSUPPORTED_TOOL):
+    elif code in step.unavailable or any(text in whole for text in step.unsupported):
         status = "unavailable"
     elif code not in step.good or problem or step.needs not in whole:
         status = "failed"

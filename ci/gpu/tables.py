@@ -5,7 +5,8 @@
 
 A table stands between `<!-- evidence: NAME -->` and `<!-- end -->`. No figure is typed by hand: a
 table without evidence, evidence without its table, and another text than the one made here are
-errors alike.
+errors alike. Where the sources that a part measured are not those of this tree any more, the line
+under its table says so. README says as well when nothing was measured at all.
 """
 
 from __future__ import annotations
@@ -22,25 +23,33 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
 
-import evidence  # noqa: E402 - beside this file
+import evidence  # noqa: E402 - all three beside this file
+import goals  # noqa: E402
+import sources  # noqa: E402
 
 README = ROOT / "README.md"
 SECTION = "## Measured on GPUs"
 BEFORE = "## Files"
+UNMEASURED = "- Nothing of this was measured on a GPU yet: `ci/evidence/` is empty.\n"
+LIMITS = "## Limits\n\n"
 _BLOCK = re.compile(r"<!-- evidence: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
 
 Json = Mapping[str, Any]
 Evidence = Mapping[str, Json]
 
 
-def made(found: Evidence) -> dict[str, tuple[str, str]]:
-    """By name of each table that there is evidence for, its title and its text."""
+def made(found: Evidence, now: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
+    """By name of each table that there is evidence for, its title and its text.
+
+    now: digests of the sources by folder (sources.py); this tree's unless given.
+    """
+    now = sources.of_tree() if now is None else now
     tables: dict[str, tuple[str, str]] = {}
     for name, (title, draw) in TABLES.items():
         own = [one for one in found.values() if one["part"] == name]
         if own:
-            sources = "\n\n".join(_source(one) for one in own)
-            tables[name] = (title, f"{draw(own)}\n\n{sources}\n")
+            lines = "\n\n".join(_source(one, now) for one in own)
+            tables[name] = (title, f"{draw(own)}\n\n{lines}\n")
     return tables
 
 
@@ -56,6 +65,8 @@ def problems(readme: str, found: Evidence) -> list[str]:
     ]
     if readme.count("<!-- evidence:") != len(shown):
         told.append("a marker `<!-- evidence: NAME -->` without its own `<!-- end -->`")
+    if (UNMEASURED in readme) == bool(found):
+        told.append("nothing was measured: " + ("no longer so" if found else "Limits must say it"))
     return told
 
 
@@ -78,18 +89,18 @@ def written(readme: str, found: Evidence) -> str:
         end = text.find("\n## ", start + 1)
         end = len(text) if end < 0 else end + 1
         text = text[:end] + added + text[end:]
-    return text
+    text = text.replace(UNMEASURED, "")
+    return text if found else text.replace(LIMITS, LIMITS + UNMEASURED, 1)
 
 
 def _block(name: str, text: str) -> str:
     return f"<!-- evidence: {name} -->\n{text}<!-- end -->"
 
 
-def _source(one: Json) -> str:
-    """Where the figures come from, in a line."""
+def _source(one: Json, now: Mapping[str, str]) -> str:
+    """Where the figures come from, in a line, and what is not as it was measured any more."""
     cuda = one["environment"]["cuda"]
     devices = [device["name"] for device in cuda["devices"]]
-    dirty = " with uncommitted changes" if one["dirty"] else ""
     facts = [
         f"{one['ranks']} x {devices[0]}" if one["ranks"] > 1 else devices[0],
         f"driver {cuda['driver']}",
@@ -98,9 +109,11 @@ def _source(one: Json) -> str:
     if one["ranks"] > 1:
         facts += [f"NCCL {cuda.get('nccl')}", *dict.fromkeys((cuda.get("links") or {}).values())]
     state = "" if one["status"] == "passed" else f" ({one['status']})"
+    since = sources.changed(one["sources"], now)
+    stale = f" Stale: since then {', '.join(f'`{name}`' for name in since)} changed." * bool(since)
     return (
-        f"`{one['command']}`{state} at commit `{one['commit'][:12]}`{dirty}, "
-        f"{one['measured'][:10]}; {', '.join(facts)}."
+        f"`{one['command']}`{state} at commit `{one['commit'][:12]}`, "
+        f"{one['measured'][:10]}; {', '.join(facts)}.{stale}"
     )
 
 
@@ -125,7 +138,7 @@ def _ranks(case: Json, one: Json) -> str:
 
 
 def _claims(case: Json) -> str:
-    found = {}
+    found: dict[str, list[str]] = {}
     for claim in case["claims"]:
         found.setdefault(claim["verdict"], []).append(claim["claim"])
     if list(found) == ["VERIFIED"]:
@@ -143,7 +156,9 @@ def _peers(own: Sequence[Json]) -> str:
     """Which peers give the same bits again: a line for each case, and what differs."""
     rows = []
     for one in own:
-        for step in one["results"].values():
+        for called, step in one["results"].items():
+            if "cases" not in step:  # it took too long: that row is not left out
+                rows.append([called.removeprefix("peers-"), "-", step["status"], *["-"] * 4])
             for case in step.get("cases", ()):
                 name = case["case"].rpartition("::")[2].removeprefix("peers/")
                 rows.append([name, case["ranks"], case["verdict"], *_per_claim(case)])
@@ -216,7 +231,7 @@ def _share(tally: Json | None) -> str:
 
 
 def _digest(own: Sequence[Json]) -> str:
-    """The benchmark's rows as they are, then its other figures."""
+    """The benchmark's rows as they are, its other figures, and each goal beside what was met."""
     parts = []
     for one in own:
         for step in one["results"].values():
@@ -232,6 +247,9 @@ def _digest(own: Sequence[Json]) -> str:
             ]
             told = [f"Unit: {unit}" if unit else "", document.get("protocol", ""), *others]
             parts.append("; ".join(text for text in told if text) + ".")
+            found = goals.judged(document)
+            parts.append(_grid([one.cells() for one in found], ["", "goal", "measured", "met"]))
+            parts.append(goals.summary(found))
     return "\n\n".join(parts)
 
 
@@ -243,12 +261,16 @@ def _bench(own: Sequence[Json]) -> str:
     """Speed and energy, as the benchmark draws its own document."""
     from mok.bench import tables
 
-    return "\n\n".join(
-        tables.markdown(step["document"]).strip()
-        for one in own
-        for step in one["results"].values()
-        if step.get("document")
-    )
+    texts = []
+    for one in own:
+        for name, step in one["results"].items():
+            document = step.get("document")
+            state = "" if step["status"] == "passed" else f" ({step['status']})"
+            if len(one["results"]) > 1 or state:
+                texts.append(f"Step `{name}`{state}:" if document else f"Step `{name}`{state}.")
+            if document:
+                texts.append(tables.markdown(document).strip())
+    return "\n\n".join(texts)
 
 
 def _sanitize(own: Sequence[Json]) -> str:

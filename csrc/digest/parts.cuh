@@ -6,27 +6,32 @@ typedef unsigned long long u64;
 typedef unsigned char u8;
 
 #ifndef WORDS
-#define WORDS 32  // consecutive words of a thread; their table entries stay in registers
+#define WORDS 16  // consecutive words of a thread; their table entries stay in registers
 #endif
 #ifndef STAGES
-#define STAGES 3  // tiles of a warp in shared memory
+#define STAGES 4  // tiles of a warp in shared memory
 #endif
 #ifndef PREFETCH
 #define PREFETCH 0  // bytes that a read pulls into L2: 0, 128 or 256
+#endif
+#ifndef BULK
+#define BULK 0  // 1: the copy engine of sm_90 and later fills shared memory
+#endif
+#ifndef BEFORE
+#define BEFORE 0  // 1: a run takes three words before it, instead of three keys behind it
 #endif
 
 constexpr int BLOCK = 4096;            // words that share one multiplier
 constexpr int THREADS = BLOCK / WORDS; // of a CTA, which takes a block at a time: a tile
 constexpr int CTAS_PER_SM = 512 / THREADS;      // so many have room for 128 registers a thread
 constexpr u64 TILE_BYTES = 4ull * BLOCK;
-constexpr u64 RUN_BYTES = 4ull * WORDS;         // of one thread
 constexpr int PIECES = WORDS / 4;               // of 16 bytes, in the run of a thread
-constexpr int RUN_SLOTS = PIECES + 1;           // one is left out, so that no bank is met twice
-constexpr int STAGE_SLOTS = 32 * RUN_SLOTS + 3; // of a warp: pieces before and behind it have one
 constexpr int WARPS = THREADS / 32;
 constexpr int BLOCK_QUADS = BLOCK / 4;
 constexpr int MAX_DIMS = 8;
 constexpr u64 TABLE_WORTHWHILE = 6;  // quads of a thread from which on the table is built
+static_assert((STAGES & (STAGES - 1)) == 0, "tiles go round the stages without a division");
+static_assert(BULK || !BEFORE, "only the copy engine brings what is before a chunk");
 static_assert(WORDS == 16 || WORDS == 32, "a CTA's threads share one block");
 
 // A range of a tensor's bytes. `offset` is where it begins in the whole tensor. Sizes and strides
@@ -52,19 +57,21 @@ struct Part {
   u64 lines, line_bytes, line_quads;
 };
 
-// What a CTA does next: bytes [low, high) of the whole are one output's, of which it visits the
-// quads [from, to), those of whole tiles [done_from, done_to) by streaming. Visits along lines
-// count from the part's first quad, others from the whole's. It lies in shared memory, so that
-// none of it occupies registers while tiles are streamed.
+// What a CTA does next: bytes [low, high) of the whole are one output's. Of it the CTA streams
+// `blocks` whole tiles from `block` on, each `step` behind the last one, and visits the quads
+// [from, done_from) and [done_to, to). Visits along lines count from the part's first quad, others
+// from the whole's. It lies in shared memory, so that none of it occupies registers meanwhile.
 struct Task {
   u64 low, high;
-  u64 from, to;
-  u64 done_from, done_to;
+  u64 from, done_from, done_to, to;
+  u64 block;
+  u32 blocks, step;
   u64 slot;
-  u64 next;           // tile of the launch to go on with
+  u64 next, end;      // tiles of the launch: to go on with, and where the CTA's end
   const Part *part;   // of this task
   u32 index;          // its number
   bool table_built;   // in the memory that streaming uses too
+  bool last;          // of this output, for this CTA
 };
 
 struct Seeds {

@@ -156,8 +156,8 @@ __device__ __forceinline__ void add_quad(u64 (&lanes)[4], const uint4 &four, u64
       table[6] = splitmix64(seeds.table, 4 * i + j);
     }
   }
-  const u32 words[10] = {0, 0, 0, four.x, four.y, four.z, four.w, 0, 0, 0};
-  add_words(lanes, table, multiplier_of(seeds, quad / BLOCK_QUADS), words);
+  const u32 words[4] = {four.x, four.y, four.z, four.w};
+  add_run<4>(lanes, table, multiplier_of(seeds, quad / BLOCK_QUADS), words);
 }
 
 // Quads [from, to) of the visit of a part. Going a long way, the CTA keeps the table in `shared`.

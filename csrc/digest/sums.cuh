@@ -20,12 +20,27 @@ __device__ __forceinline__ u32 key(u64 entry, u64 multiplier) {
   return __umulhi(t0, b0) + t1 * b0 + t0 * b1;
 }
 
-// Adds what N neighbouring keys contribute. A key serves the lanes 0 .. 3 with the word at its own
-// place and the three words before it, so words[0] lies three places before table[0]. Multiplying
-// is what this kernel is bound by: 3 for a key and 4 for the lanes.
+// Adds a run of N words. A key serves lane l of the word l places before its own, so a run needs
+// three keys more than it has words.
 template <int N>
-__device__ __forceinline__ void add_words(u64 (&lanes)[4], const u64 (&table)[N], u64 multiplier,
-                                          const u32 (&words)[N + 3]) {
+__device__ __forceinline__ void add_run(u64 (&lanes)[4], const u64 (&table)[N + 3], u64 multiplier,
+                                        const u32 (&words)[N]) {
+  u32 keys[4];
+#pragma unroll
+  for (int j = 0; j < 3; ++j) keys[j] = key(table[j], multiplier);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    keys[(j + 3) & 3] = key(table[j + 3], multiplier);
+#pragma unroll
+    for (int l = 0; l < 4; ++l) lanes[l] += (u64)keys[(j + l) & 3] * words[j];
+  }
+}
+
+// The same without those keys: a key serves the word at its own place and the three before it, so
+// words[0] lies three places before table[0].
+template <int N>
+__device__ __forceinline__ void add_keys(u64 (&lanes)[4], const u64 (&table)[N], u64 multiplier,
+                                         const u32 (&words)[N + 3]) {
 #pragma unroll
   for (int p = 0; p < N; ++p) {
     const u32 k = key(table[p], multiplier);

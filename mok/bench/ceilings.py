@@ -2,9 +2,10 @@
 
 Why in the rotation: a card at its power cap runs cuBLAS at 800 TFLOP/s in a burst and at 600
 sustained, so a ceiling from another run says little. Random data; cuBLAS 8192^3, one dense GEMM as
-large as the layer's gate and up projections, the sum of a buffer as int64 (read speed), and with
-two devices a copy to the next one. Refuses to compare a CPU with these: there the sizes are small
-and only exercise the code.
+large as the layer's gate and up projections, the sum of a buffer as int64 (read speed), and for
+one rank with two devices a copy to the next one; with several ranks the next device is itself being
+timed, and a copy would slow down what runs there. Refuses to compare a CPU with these: there the
+sizes are small and only exercise the code.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class Ceiling:
     unit: str
 
 
-def ceilings(shape: Shape, weight: torch.Tensor, seed: int = 4321) -> list[Ceiling]:
-    """The ceilings beside a shape. weight: one expert's [2I, H] bf16, whose device they use."""
+def ceilings(shape: Shape, weight: torch.Tensor, ranks: int = 1, seed: int = 4321) -> list[Ceiling]:
+    """The ceilings beside a shape. weight: one expert's [2I, H] bf16, whose device they use; ranks:
+    how many are timed at once, each on a device of its own."""
     device = weight.device
     generator = torch.Generator(device).manual_seed(seed)
     side, size = _SIDE[device.type], _BYTES[device.type]
@@ -53,9 +55,13 @@ def ceilings(shape: Shape, weight: torch.Tensor, seed: int = 4321) -> list[Ceili
         ),
         Ceiling("read (int64 sum)", buffer.sum, buffer.numel() * 8, "TB/s"),
     ]
-    if device.type == "cuda" and torch.cuda.device_count() > 1:
+    if _next_is_idle(device.type, ranks, torch.cuda.device_count()):
         found.append(_peer_copy(device))
     return found
+
+
+def _next_is_idle(kind: str, ranks: int, devices: int) -> bool:
+    return kind == "cuda" and ranks == 1 and devices > 1
 
 
 def _peer_copy(device: torch.device) -> Ceiling:

@@ -4,8 +4,10 @@ A case belongs to a contender and a shape when its name, after the file and an o
 the contender's name and then the shape's with anything but letters and digits between
 (`peer_cases.py::peers/sonicmoe/small`, `torch_kimi_shard`); with `ranks` for the shape it tells of
 several ranks. verify's own case `moe` belongs to our layer. Without a case of the timed shape the
-one of another shape is quoted, and says so. Refuses to turn a missing case into a claim: it is "not
-checked", also on several ranks when only one was checked.
+one of another shape is quoted, and says so; so does one that was checked with another version,
+torch, commit or GPU, as far as the result document tells. Refuses cases of another kind of device,
+and to turn a missing case into a claim: it is "not checked", also on several ranks when only one
+was.
 """
 
 from __future__ import annotations
@@ -26,42 +28,110 @@ _FALLBACKS = (_OWN_CASE, "small", *(name for name in SHAPES if name != "small"))
 
 
 @dataclass(frozen=True)
+class Here:
+    """What is timed. device: "cpu" or "cuda"; gpu: its name; commit: of the checkout. None: not
+    known."""
+
+    device: str
+    gpu: str | None
+    torch: str
+    commit: str | None
+
+
+@dataclass(frozen=True)
 class Finding:
-    """What one case said. verdict: of the case; text: claims by verdict, with what differed."""
+    """What one case said. verdict: of the case; text: claims by verdict, with what differed.
+
+    version (of the contender), torch, commit, gpu: as checked, None where the document does not
+    tell; differs: which of them are others than here.
+    """
 
     contender: str
     shape: str
     verdict: str
     text: str
     case: str
+    version: str | None = None
+    torch: str | None = None
+    commit: str | None = None
+    gpu: str | None = None
+    differs: str = ""
 
 
-def read_findings(paths: Sequence[Path], contenders: Sequence[str]) -> list[Finding]:
-    """From result documents of `verify`; cases of no known contender are left out.
+def read_findings(
+    paths: Sequence[Path], versions: Mapping[str, str | None], here: Here
+) -> list[Finding]:
+    """From result documents of `verify`; versions: of the known contenders, by name.
 
-    Raises verify's InputFileError with file and reason when a file is not such a document.
+    Cases of no known contender, and cases on another kind of device than here, are left out. Raises
+    verify's InputFileError with file and reason when a file is not such a document.
     """
     from verify import results
 
-    return [
-        finding
-        for path in paths
-        for case in results.read(path)["cases"]
-        if (finding := _finding(case, contenders)) is not None
-    ]
+    found = []
+    for path in paths:
+        document = results.read(path)
+        for case in document["cases"]:
+            finding = _finding(document, case, versions, here)
+            if finding is not None:
+                found.append(finding)
+    return found
 
 
-def _finding(case: Mapping[str, Any], contenders: Sequence[str]) -> Finding | None:
+def _finding(
+    document: Mapping[str, Any],
+    case: Mapping[str, Any],
+    versions: Mapping[str, str | None],
+    here: Here,
+) -> Finding | None:
     words = _plain(str(case["case"]).rsplit("::", 1)[-1]).removeprefix("peers-")
     known = {
         f"{_plain(contender)}-{_plain(shape)}": (contender, shape)
-        for contender in contenders
+        for contender in versions
         for shape in (*SHAPES, RANKS)
     }
     known[_OWN_CASE] = (OURS, _OWN_CASE)
-    if words not in known:
+    # A case without a device has its tensors where it makes them: on a CPU, as far as is known.
+    device = str(case.get("device") or "cpu").partition(":")[0]
+    if words not in known or device != here.device:
         return None
-    return Finding(*known[words], str(case["verdict"]), _said(case), str(case["case"]))
+    contender, shape = known[words]
+    gpus = _at(document, "environment", "cuda", "devices") if device == "cuda" else None
+    gpu = _text(_at(gpus[0], "name")) if isinstance(gpus, list) and gpus else None
+    version = _version(document, case, contender)
+    torch = _text(_at(document, "environment", "torch"))
+    commit = _text(_at(document, "environment", "source", "commit"))
+    timed = (versions.get(contender) or "").partition(" ")[0]  # ours adds its backend
+    pairs = (
+        (f"{contender} {version}", version, timed),
+        (f"torch {torch}", torch, here.torch),
+        (f"commit {(commit or '')[:12]}", commit, here.commit),
+        (str(gpu), gpu, here.gpu),
+    )
+    others = [name for name, checked, own in pairs if checked and own and checked != own]
+    differs = ", ".join(dict.fromkeys(others))
+    said = (str(case["verdict"]), _said(case), str(case["case"]))
+    return Finding(contender, shape, *said, version, torch, commit, gpu, differs)
+
+
+def _version(document: Mapping[str, Any], case: Mapping[str, Any], contender: str) -> str | None:
+    """Ours is the tool's; a peer's stands after its name in the description of its case."""
+    if contender == OURS:
+        return _text(_at(document, "tool", "version"))
+    pattern = rf"{re.escape(contender)} (\d\S*?),?(?:\s|$)"
+    found = re.match(pattern, str(case.get("description") or ""))
+    return found.group(1) if found else None
+
+
+def _at(value: Any, *path: str) -> Any:
+    """The value at a path of keys; None where one is missing."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _plain(name: str) -> str:
@@ -80,11 +150,10 @@ def _said(case: Mapping[str, Any]) -> str:
 def quoted(findings: Sequence[Finding], contender: str, shape: str, ranks: int = 1) -> str:
     """What a row says of its contender."""
     own = {finding.shape: finding for finding in findings if finding.contender == contender}
-    if ranks > 1:
-        return own[RANKS].text if RANKS in own else NOT_CHECKED
-    if shape in own:
-        return own[shape].text
-    for other in _FALLBACKS:
-        if other in own:
-            return f"{own[other].text} (on {other})"
-    return NOT_CHECKED
+    wanted = (RANKS,) if ranks > 1 else (shape, *_FALLBACKS)
+    found = next((own[name] for name in wanted if name in own), None)
+    if found is None:
+        return NOT_CHECKED
+    notes = [f"on {found.shape}"] if found.shape not in (shape, RANKS) else []
+    notes += [f"checked with {found.differs}"] if found.differs else []
+    return found.text + (f" ({'; '.join(notes)})" if notes else "")

@@ -2,8 +2,9 @@
 
 Protocol: one buffer of random words, viewed as each dtype; the contenders take turns, the starting
 one rotating, each turn a few launches between two events; medians. The plain read is the sum of the
-buffer as int64. A digest's launch includes zeroing its output. Host times are medians over calls on
-an idle device, for a plan of 64 tensors of 1 KB to 64 MB. Three are also measured alone, each in a
+buffer as int64. A digest's launch includes zeroing its output. Host times are medians over calls in
+a warm process, each on an idle device so that none waits for a full queue, with Python's collector
+off, for a plan of 64 tensors of 1 KB to 64 MB. Three are also measured alone, each in a
 loop of 2 s without gaps, where the power limit sets the clock: rate, joules of a launch (NVML) and
 clock. Refuses to measure where the kernel does not run: a copy to the host is not a digest on the
 device.
@@ -11,6 +12,7 @@ device.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +36,7 @@ LAUNCHES = 4  # between two events; the first one's start-up hides behind the ot
 ALONE_SECONDS = 2.0
 QUEUED = 8  # turns
 WARM_UP_SECONDS = 0.3  # the idle clock is a fifth of the busy one
+HOST_WARM_UP_SECONDS = 0.1
 PLAN_TENSORS = 64
 READ = "plain read"
 
@@ -163,8 +166,11 @@ def _loop(call: Callable[[], object]) -> tuple[float, float, float]:
 
 
 def _host_times() -> dict[str, object]:
-    """Microseconds of the host for a plan of many tensors, and TB/s of the device on it."""
-    from verify.device_digests import DigestPlan
+    """Microseconds of the host for a plan of many tensors, and TB/s of the device on it.
+
+    `digests` waits for a copy of 2 KB; `digest_tensors` builds, launches, waits and reads.
+    """
+    from verify.device_digests import DigestPlan, digest_tensors
 
     tensors = {
         str(at): torch.randn(2 ** (8 + at * 16 // (PLAN_TENSORS - 1)), device="cuda")
@@ -176,21 +182,33 @@ def _host_times() -> dict[str, object]:
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     return {
         "plan_tensors": PLAN_TENSORS,
-        "plan_build_us": _host_microseconds(lambda: DigestPlan(tensors)),
-        "plan_launch_us": _host_microseconds(plan.launch),
-        "plan_replay_us": _host_microseconds(plan.replay),
+        "plan_build_us": host_microseconds(lambda: DigestPlan(tensors)),
+        "plan_launch_us": host_microseconds(plan.launch),
+        "plan_replay_us": host_microseconds(plan.replay),
+        "plan_digests_us": host_microseconds(plan.digests),
+        "digest_tensors_us": host_microseconds(lambda: digest_tensors(tensors)),
         "plan_megabytes": size / 1e6,
         "plan_tb_per_s": size / seconds / 1e12,
     }
 
 
-def _host_microseconds(call: Callable[[], object], calls: int = 100) -> float:
-    taken = []
-    for _ in range(calls):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
+def host_microseconds(call: Callable[[], object], calls: int = 300) -> float:
+    """Median microseconds that a call keeps the host, by the protocol above."""
+    taken: list[float] = []
+    until = time.perf_counter() + HOST_WARM_UP_SECONDS
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while len(taken) < calls:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            end = time.perf_counter()
+            if end > until:
+                taken.append(end - start)
+    finally:
+        if collecting:
+            gc.enable()
     torch.cuda.synchronize()
     return 1e6 * statistics.median(taken)
 

@@ -24,12 +24,12 @@ SCHEMA_VERSION = 1
 Document = dict[str, Any]
 
 PROTOCOLS = {
-    "rotation": "every ceiling, then every contender's forward and backward in turn, the starting "
-    "contender rotating; 2 rounds uncounted; joules are the mean power of the whole rotation times "
-    "the median, an estimate",
+    "rotation": "every ceiling, then every contender's forward and backward, in an order drawn "
+    "anew for every round; 2 rounds uncounted; joules are the mean power of the whole rotation "
+    "times the median, an estimate",
     "alone": "one direction of one contender back to back for the stated seconds after a warm-up "
-    "of 0.3 of them; joules from the energy counter over that loop; backward runs on one forward's "
-    "kept graph",
+    "of 0.3 of them; joules from the energy counter over that loop, an estimate where it is less "
+    "certain than 3 %; backward runs on one forward's kept graph",
     "pair": "one direction of two contenders strictly alternating in such a loop; joules are the "
     "mean power of both times the median, an estimate",
 }
@@ -37,7 +37,10 @@ CONVENTIONS = {
     "forward": "training forward: builds the schedule and keeps what backward needs",
     "backward": "d_x, d_gate_up, d_down, d_router",
     "tflops": "useful operations only: forward 6 T K H I, backward 12 T K H I",
-    "ranks": "a call's time is that of its slowest rank; joules are per GPU, the largest",
+    "ranks": "a call's time is that of its slowest rank; joules are per GPU, the largest, with "
+    "power and clock of that GPU; memory is the largest",
+    "ratios": "of joules only where both are from the energy counter: estimates within one mixture "
+    "have the ratio of the times",
     "memory_bytes": "peak above inputs and prepared weights, gradients included",
     "data": "x and d_out N(0, 1), weights N(0, 1) / sqrt(fan-in), never zeros",
     "error": "relative L2 against float64",
@@ -110,7 +113,13 @@ def row(
     """A row of the document from a timing."""
     tflops = setting.shape.flops(direction) / timing.median / 1e12
     judged = comparability(
-        protocol, setting.shape.name, contender, direction, tflops, same_setting=setting.known
+        protocol,
+        setting.shape.name,
+        contender,
+        direction,
+        tflops,
+        version=version,
+        same_setting=setting.known,
     )
     own = "our own layer"
     return asdict(
@@ -146,8 +155,10 @@ def row(
 def ratios(rows: Sequence[Mapping[str, Any]], ours: str) -> list[Document]:
     """Peer over ours in time and joules, within one shape, protocol, partner and direction.
 
-    Above 1 means that ours is faster or cheaper. counts: both were in one rotation (or loop pair,
-    or each alone), and the peer ran at its known rate.
+    Above 1 means that ours is faster or cheaper. joules: only where both are from the energy
+    counter; estimates are one mixture's power times each one's median, so their ratio would be that
+    of the times. counts: both were in one rotation (or loop pair, or each alone), and the peer ran
+    at its known rate.
     """
     found = []
     for own in rows:
@@ -157,9 +168,10 @@ def ratios(rows: Sequence[Mapping[str, Any]], ours: str) -> list[Document]:
             same = ("shape", "routing", "ranks", "protocol", "direction")
             if peer["contender"] == ours or any(peer[key] != own[key] for key in same):
                 continue
-            if own["protocol"] == "pair" and peer["contender"] != own["partner"]:
+            partners = (own["partner"], peer["partner"])
+            if own["protocol"] == "pair" and partners != (peer["contender"], own["contender"]):
                 continue
-            both = own["joules"] is not None and peer["joules"] is not None
+            counted = own["joules_kind"] == peer["joules_kind"] == "counter"
             apart = bool(own["apart"] or peer["apart"])
             found.append(
                 {
@@ -167,7 +179,7 @@ def ratios(rows: Sequence[Mapping[str, Any]], ours: str) -> list[Document]:
                     "ours": ours,
                     "peer": peer["contender"],
                     "time": peer["median_ms"] / own["median_ms"],
-                    "joules": peer["joules"] / own["joules"] if both else None,
+                    "joules": peer["joules"] / own["joules"] if counted else None,
                     "counts": bool(peer["comparable"]) and not apart,
                     "why": "not comparable: timed apart" if apart else peer["comparability"],
                 }

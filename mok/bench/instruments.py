@@ -8,6 +8,7 @@ CUDA events and NVML where it counts. Refuses wall-clock time on CUDA, and inven
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ import torch
 from mok.bench.nvml import Gauge, no_gauge, open_gauge
 from mok.bench.timing import machine
 from mok.errors import InputError
+
+_DEVICE = re.compile(r"cpu|cuda(?::([0-9]{1,3}))?")
 
 
 @dataclass(frozen=True)
@@ -108,22 +111,23 @@ def cuda_instruments(device: torch.device) -> Instruments:
 
 def open_instruments(device: str) -> Instruments:
     """By name: "cpu", "cuda", "cuda:1". Raises InputError for another one, or without a GPU."""
-    try:
-        parsed = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(
-            f"device {device!r}; allowed: cpu, cuda or cuda:N. Check the spelling."
-        ) from error
-    if parsed.type == "cpu":
-        return cpu_instruments()
-    if parsed.type != "cuda":
-        raise InputError(f"device {device!r}; allowed: cpu, cuda or cuda:N. Choose one of them.")
+    found = find_device(device)
+    return cpu_instruments() if found.type == "cpu" else cuda_instruments(found)
+
+
+def find_device(device: str) -> torch.device:
+    """The device of a name, untouched. Raises InputError as `open_instruments` does."""
+    spelled = _DEVICE.fullmatch(device)
+    if spelled is None:
+        raise InputError(f"device {device!r}; allowed: cpu, cuda or cuda:N. Check the spelling.")
+    if device == "cpu":
+        return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = parsed.index if parsed.index is not None else 0
+    index = int(spelled[1] or 0)
     if index >= count:
         raise InputError(
             f"device {device!r}, but torch sees {count} CUDA device(s); allowed: "
             + (f"cuda:0 .. cuda:{count - 1}" if count else "cpu")
             + ". Choose another device, or a torch build with CUDA on a machine that has one."
         )
-    return cuda_instruments(torch.device("cuda", index))
+    return torch.device("cuda", index)

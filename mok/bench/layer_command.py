@@ -8,6 +8,7 @@ named.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 NOTHING_MEASURED = 3
 DOCUMENT = "layer.json"
+PREVIOUS = "layer.previous.json"
+"""What an earlier run left, while ranks that may die before they write have the name."""
+
+
+class BrokenOffError(click.ClickException):
+    """No rank measured anything; click's own errors would exit with 1."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,13 @@ class Job:
     command: str
     target: str  # where rank 0 writes the document
     progress: bool
+
+
+def _finite(context: click.Context, parameter: click.Parameter, value: float | None) -> Any:
+    """FloatRange lets NaN through, and a document cannot hold either."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of seconds; give a finite one, 0 or more.")
+    return value
 
 
 @click.command(epilog="Example: mok bench layer --shape kimi-shard --pair mok,sonicmoe --out bench")
@@ -62,7 +78,12 @@ class Job:
     "--rounds", default=25, show_default=True, type=click.IntRange(0), help="0: no rotation."
 )
 @click.option(
-    "--seconds", default=2.0, show_default=True, type=click.FloatRange(0), help="0: no loops."
+    "--seconds",
+    default=2.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    callback=_finite,
+    help="0: no loops.",
 )
 @click.option("--accuracy/--no-accuracy", default=True, help="Error on the small shape first.")
 @click.option(
@@ -75,7 +96,12 @@ class Job:
     type=click.Path(exists=True),
     help="A result.json of verify to quote. May be repeated.",
 )
-@click.option("--limit", type=click.FloatRange(0), help="Begin no step after so many seconds.")
+@click.option(
+    "--limit",
+    type=click.FloatRange(0),
+    callback=_finite,
+    help="Begin no step after so many seconds.",
+)
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for document and figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def layer(as_json: bool, out: str | None, **given: Any) -> None:
@@ -105,26 +131,56 @@ def layer(as_json: bool, out: str | None, **given: Any) -> None:
 
 def _run(given: dict[str, Any], out: str | None) -> dict[str, Any]:
     from mok.bench import document, ranks
-    from mok.bench.instruments import open_instruments
+    from mok.bench.instruments import find_device, open_instruments
+    from mok.bench.layer_inputs import check_routing
 
     job = _job(given, out)
     options = job.options
     ranks.check_ranks(options.ranks, options.device)
     if options.ranks == 1:
         return _measure(job, open_instruments(options.device), ranks.Together())
+    # Each rank would say it again, as a traceback, after an earlier document was put aside.
+    find_device(options.device)
+    for shape in options.shapes:
+        check_routing(shape, options.routing, options.ranks)
     with tempfile.TemporaryDirectory() as folder:
         target = job.target or str(Path(folder) / DOCUMENT)
         command = Job(options, job.determinism, job.command, target, job.progress)
+        kept = _put_aside(Path(target))
         try:
             ranks.spawn(_one_rank, options.ranks, command)
         except Exception as error:
             if not Path(target).exists():
-                raise click.ClickException(f"no rank measured anything: {error}") from error
+                told = f"; an earlier document is now {kept}" if kept else ""
+                raise BrokenOffError(
+                    f"no rank measured anything{told}: {_last_line(error)}"
+                ) from error
             saved = document.load(Path(target))
-            saved["ended"] = f"a rank failed: {str(error).strip().splitlines()[-1][:300]}"
+            saved["ended"] = f"a rank failed: {_last_line(error)[:300]}"
             document.save(saved, Path(target))
             return saved
         return document.load(Path(target))
+
+
+def _last_line(error: Exception) -> str:
+    """What a rank died of; the lines before are its traceback."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _put_aside(target: Path) -> Path | None:
+    """Renames an earlier document, so that nobody takes it for one of this run; its new path."""
+    from mok.errors import InputError
+
+    if not target.exists():
+        return None
+    previous = target.with_name(PREVIOUS)
+    try:
+        return target.replace(previous)
+    except OSError as error:
+        raise InputError(
+            f"{target} of an earlier run cannot be renamed to {PREVIOUS} "
+            f"({error.strerror or error}). Move it, or give another --out."
+        ) from error
 
 
 def _job(given: dict[str, Any], out: str | None) -> Job:
@@ -136,15 +192,16 @@ def _job(given: dict[str, Any], out: str | None) -> Job:
     device = given["device"] or ("cuda" if torch.cuda.is_available() else "cpu")
     names = given["shapes"] or (("small",) if device == "cpu" else PEER_SHAPES)
     options = Options(
-        shapes=tuple(parse_shape(name, given["tokens"]) for name in names),
+        # Once each: rows of one name would count twice in every ratio.
+        shapes=tuple(dict.fromkeys(parse_shape(name, given["tokens"]) for name in names)),
         routing=given["routing"],
         device=device,
         ranks=given["ranks"],
         rounds=given["rounds"],
         seconds=given["seconds"],
         contenders=tuple(given["contenders"]) or None,
-        alone=tuple(given["alone"]) or None,
-        pairs=tuple(_pair(text) for text in given["pairs"]),
+        alone=tuple(dict.fromkeys(given["alone"])) or None,
+        pairs=tuple(dict.fromkeys(_pair(text) for text in given["pairs"])),
         accuracy=given["accuracy"],
         sample_tokens=given["sample"],
         gemms=given["gemms"],
@@ -189,9 +246,9 @@ def _measure(job: Job, instruments: Any, together: Any) -> dict[str, Any]:
     from mok.bench.determinism import read_findings
 
     listing = available(instruments.device.type)
-    findings = read_findings(
-        [Path(path) for path in job.determinism], [entry.name for entry in listing]
-    )
+    paths = [Path(path) for path in job.determinism]
+    versions = {entry.name: getattr(entry, "version", None) for entry in listing}
+    findings = read_findings(paths, versions, _here(instruments)) if paths else []
     speak = job.progress and together.rank == 0
     say: Callable[[str], None] = (lambda line: click.echo(line, err=True)) if speak else _quiet
     save: Callable[[dict[str, Any]], None] = _keep
@@ -207,6 +264,18 @@ def _measure(job: Job, instruments: Any, together: Any) -> dict[str, Any]:
         say=say,
         save=save,
     )
+
+
+def _here(instruments: Any) -> Any:
+    """What quoted findings are held against."""
+    import torch
+
+    from mok.bench.determinism import Here
+    from verify.environment import source_state
+
+    kind = instruments.device.type
+    gpu = instruments.facts.get("device") if kind == "cuda" else None
+    return Here(kind, gpu, str(torch.__version__), source_state(Path.cwd())["commit"])
 
 
 def _quiet(line: str) -> None:

@@ -116,6 +116,8 @@ def read_routing(path: Path, shape: Shape, ranks: int = 1) -> tuple[Tensor, Tens
     """(topk_experts int64 [T ranks, K], router_weights fp32 [T ranks, K]) from a file, checked."""
     size = (shape.T * ranks, shape.K)
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is not a regular file")  # a pipe would keep the reader waiting
         with safe_open(str(path), "pt") as file:
             tensors = {name: file.get_tensor(name) for name in _NAMES if name in file.keys()}  # noqa: SIM118
             names = sorted(file.keys())

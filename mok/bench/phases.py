@@ -220,6 +220,8 @@ def _first_calls(run: Run, shape: Shape, inputs: Inputs) -> tuple[dict[str, Prep
             made.close()
             continue
         seconds[name] = run.together.largest([seconds[name]])[0]
+        most = run.together.largest_known(memory[name])
+        memory[name] = None if most is None else int(most)
         prepared[name] = made
         run.say(f"{shape.name}: {name} ready, {1e3 * seconds[name]:.2f} ms forward and backward")
         if chosen:

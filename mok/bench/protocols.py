@@ -11,6 +11,7 @@ A tight loop keeps only a few calls in flight, so that host times bound what the
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ DIRECTIONS = ("forward", "backward")
 WARM_ROUNDS = 2
 WARM_SHARE = 0.3
 """Share of a tight loop's seconds that is spent warming up before it."""
+ORDER_SEED = 2026
+"""Of the permutations of a rotation: the same in every run and on every rank."""
+COUNTER_UNCERTAINTY = 0.03
+"""Joules off the energy counter that are less certain than this, relatively, are an estimate."""
 _IN_FLIGHT_SECONDS = 0.02
 _MOST_CALLS = 20_000
 
@@ -35,8 +40,10 @@ _MOST_CALLS = 20_000
 class Timing:
     """Seconds of single calls, in the order they were made, and what the gauge showed meanwhile.
 
-    joules: per call and GPU, the largest over ranks. kind: "counter" when a loop of this call alone
-    was on the energy counter, "estimate" when it is the mean power of a mixture times the median.
+    joules: per call and GPU, the largest over ranks; reading: of the rank whose joules these are.
+    kind: "counter" when a loop of this call alone was on the energy counter for long enough
+    (COUNTER_UNCERTAINTY), "estimate" when it was too short for that, or when it is the mean power
+    of a mixture times the median.
     """
 
     seconds: tuple[float, ...]
@@ -77,11 +84,14 @@ def rotation(
 ) -> tuple[dict[str, Timing], dict[tuple[str, str], Timing]]:
     """Timings of ceilings by name and of contenders by (name, direction).
 
-    A round is every ceiling, then every contender's forward and backward, the starting contender
-    rotating; the device is only waited for between rounds. The first `warm` rounds are not counted.
-    Raises ContenderFailed when one raises; the others can then be measured without it.
+    A round is every ceiling, then every contender's forward and backward, in an order drawn anew
+    for every round (from ORDER_SEED), so that no contender always runs after the same one, whose
+    heat and cache it would inherit; the device is only waited for between rounds. The first `warm`
+    rounds are not counted. Results are in the order of `ceilings` and `runners`. Raises
+    ContenderFailed when one raises; the others can then be measured without it.
     """
     names = list(runners)
+    order = random.Random(ORDER_SEED)
     marks: dict[tuple[str, str], list[tuple[object, object]]] = {}
     begin = 0.0
     with sampling(instruments.gauge) as sampler:
@@ -96,7 +106,7 @@ def rotation(
                 except Exception as error:
                     raise ContenderFailed(name, error) from error
                 marks.setdefault((name, "ceiling"), []).append((start, instruments.record()))
-            for name in _rotated(names, turn):
+            for name in order.sample(names, len(names)):
                 try:
                     start = instruments.record()
                     out = runners[name].forward()
@@ -110,19 +120,17 @@ def rotation(
                 marks.setdefault((name, "backward"), []).append((middle, end))
             instruments.synchronize()
         seen = sampler.reading(begin, time.perf_counter())
+    keys = [(name, "ceiling") for name in ceilings]
+    keys += [(name, direction) for name in names for direction in DIRECTIONS]
     timings = {
-        key: _mixed(_seconds(instruments, together, pairs), seen, together)
-        for key, pairs in marks.items()
+        key: _mixed(_seconds(instruments, together, marks[key]), seen, together)
+        for key in keys
+        if key in marks
     }
     return (
         {name: timing for (name, what), timing in timings.items() if what == "ceiling"},
         {key: timing for key, timing in timings.items() if key[1] != "ceiling"},
     )
-
-
-def _rotated(names: list[str], turn: int) -> list[str]:
-    first = turn % len(names) if names else 0
-    return names[first:] + names[:first]
 
 
 def loop(
@@ -167,7 +175,7 @@ def loop(
             timings[name] = _mixed(times, seen, together)
             continue
         joules = None if seen.watts is None else seen.watts * (end - begin) / count
-        timings[name] = Timing(times, seen, *_largest(together, joules, "counter"))
+        timings[name] = _timing(times, seen, joules, "counter", together)
     return timings
 
 
@@ -205,13 +213,32 @@ def _seconds(
 
 def _mixed(seconds: tuple[float, ...], seen: Reading, together: Together) -> Timing:
     joules = None if seen.watts is None else seen.watts * quantile(seconds, 0.5)
-    return Timing(seconds, seen, *_largest(together, joules, "estimate"))
+    return _timing(seconds, seen, joules, "estimate", together)
 
 
-def _largest(
-    together: Together, joules: float | None, kind: str
-) -> tuple[float | None, str | None]:
-    """Over ranks; None on all of them as soon as one has no counter."""
-    unknown = -1.0 if joules is None else joules
-    most, least = together.largest([unknown, -unknown])
-    return (None, None) if least >= 1.0 else (most, kind)
+def _timing(
+    seconds: tuple[float, ...],
+    seen: Reading,
+    joules: float | None,
+    kind: str,
+    together: Together,
+) -> Timing:
+    most = together.largest_known(joules)
+    if most is None:
+        # Power that no joules came from is nobody's; the clock is this rank's.
+        unknown = Reading(clock_mhz=seen.clock_mhz) if together.ranks > 1 else seen
+        return Timing(seconds, unknown, None, None)
+    if together.ranks > 1:
+        seen = _reading_of(together, joules == most, seen)
+    if seen.uncertainty is None or seen.uncertainty > COUNTER_UNCERTAINTY:
+        kind = "estimate"
+    return Timing(seconds, seen, most, kind)
+
+
+def _reading_of(together: Together, here: bool, seen: Reading) -> Reading:
+    """The reading of the first rank for which `here` is true, on every rank."""
+    first = -together.largest([-together.rank if here else -together.ranks])[0]
+    fields = (seen.watts, seen.uncertainty, seen.update_ms, seen.clock_mhz)
+    mine = together.rank == first
+    shared = together.largest([v if mine and v is not None else -1.0 for v in fields])
+    return Reading(*(None if value < 0.0 else value for value in shared))

@@ -7,6 +7,7 @@ own; contenders get the group of the device. Refuses more ranks than devices.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -34,6 +35,12 @@ class Together:
     def all_true(self, here: bool) -> bool:
         """Whether it is true on every rank."""
         return self.largest([0.0 if here else 1.0])[0] == 0.0
+
+    def largest_known(self, here: float | None) -> float | None:
+        """The largest over ranks; None on all of them as soon as one does not know its own."""
+        given = -math.inf if here is None else here
+        most, unknown = self.largest([given, 1.0 if here is None else 0.0])
+        return None if unknown > 0.0 else most
 
 
 def join(rank: int, ranks: int, device: torch.device) -> Together:

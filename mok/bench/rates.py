@@ -1,10 +1,12 @@
 """Rates that peers are known to reach, so that a ratio against a badly running peer does not count.
 
-Measured on one H200 (700 W) on 2026-11-30 with this harness's two protocols, torch 2.11 with CUDA
-13.0 and the versions in PEERS; TFLOP/s on useful FLOPs, forward and backward, Gaussian routing. A
-peer is comparable when its own rate here lies within 7 % of its known one (for a pair: of the span
-between both protocols, since a partner that draws less power lets the card cool). A peer without a
-known rate is shown and never counts. Refuses to judge our own layer.
+Measured on one H200 (700 W) on 2026-11-30 with torch 2.11, CUDA 13.0 and the versions in PEERS, by
+loops like this harness's and not by itself: ROTATION and ALONE say how. TFLOP/s on useful FLOPs,
+forward and backward, Gaussian routing. A peer is comparable when it is the same version and its own
+rate here lies within 7 % of its known one (for a pair: of the span between both protocols, since a
+partner that draws less power lets the card cool); where the known rate is of another protocol the
+remark says so and nothing is widened. A peer without a known rate, or of another version, is shown
+and never counts. Refuses to judge our own layer.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ ROTATION: dict[tuple[str, str], tuple[float, float]] = {
     ("sonic-120b", "liger"): (351, 273),
     ("sonic-120b", "huggingface"): (321, 383),
 }
-"""2 warm and 25 timed rounds in turn with a dense GEMM, a one-weight GEMM and the other peers."""
+"""2 warm and 25 timed rounds in turn with a dense GEMM, a one-weight GEMM and the other peers, the
+starting one rotating; here the order is drawn anew for every round."""
 
 ALONE: dict[tuple[str, str], tuple[float, float]] = {
     ("kimi-shard", "sonicmoe"): (554, 552),
@@ -64,7 +67,13 @@ ALONE: dict[tuple[str, str], tuple[float, float]] = {
     ("sonic-120b", "sonicmoe"): (557, 592),
     ("sonic-120b", "torch"): (460, 476),
 }
-"""0.6 s of warm loop, then 30 forward or 25 backward calls back to back."""
+"""0.6 s of warm loop, then 30 forward or 25 backward calls back to back: 0.1 to 0.7 s. Here a loop
+is timed for 2 s after such a warm-up, when the card has become warmer."""
+_ELSEWHERE = {
+    "rotation": "",
+    "alone": " (of a loop of 25 to 30 calls)",
+    "pair": " (of other protocols)",
+}
 
 
 @dataclass(frozen=True)
@@ -86,9 +95,17 @@ def known_rates(protocol: str, shape: str, peer: str, direction: str) -> tuple[f
 
 
 def comparability(
-    protocol: str, shape: str, peer: str, direction: str, tflops: float, *, same_setting: bool
+    protocol: str,
+    shape: str,
+    peer: str,
+    direction: str,
+    tflops: float,
+    *,
+    version: str,
+    same_setting: bool,
 ) -> Comparability:
-    """Judges one peer's row. same_setting: an H200, one rank, Gaussian routing, the table's T."""
+    """Judges one peer's row. version: of the peer, as its package says it. same_setting: an H200,
+    one rank, Gaussian routing, the table's T."""
     known = known_rates(protocol, shape, peer, direction)
     if not known:
         return Comparability(False, None, "not comparable: no known rate of this peer here")
@@ -96,10 +113,13 @@ def comparability(
         return Comparability(
             False, None, "not comparable: known rates are of one H200 with Gaussian routing"
         )
+    if version != PEERS.get(peer):
+        known_version = PEERS.get(peer, "no version")
+        why = f"not comparable: known rates are of {known_version}, not of {version}"
+        return Comparability(False, None, why)
     nearest = min(max(tflops, known[0]), known[-1])
     percent = 100 * tflops / nearest
+    why = f"peer at {percent:.0f} % of its known rate{_ELSEWHERE[protocol]}"
     if abs(percent - 100) <= 100 * TOLERANCE:
-        return Comparability(True, percent, f"peer at {percent:.0f} % of its known rate")
-    return Comparability(
-        False, percent, f"not comparable: peer at {percent:.0f} % of its known rate"
-    )
+        return Comparability(True, percent, why)
+    return Comparability(False, percent, f"not comparable: {why}")

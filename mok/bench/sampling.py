@@ -4,7 +4,8 @@ NVML's energy counter has a resolution of 1 mJ but advances only every some tens
 the difference of two reads at the ends of a window may miss or gain a step. Here the power is taken
 between the first and the last step seen inside the window, and joules are that power times time;
 what remains uncertain is how late a step is seen (POLL_SECONDS at each end), and is stated with the
-number. Refuses a number from fewer than MINIMUM_STEPS steps.
+number; who asks decides from it whether the counter or an estimate is spoken of. Refuses a number
+from fewer than MINIMUM_STEPS steps.
 """
 
 from __future__ import annotations

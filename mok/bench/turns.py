@@ -46,7 +46,7 @@ def rotations(
     beside: list[Ceiling] = []
 
     def step() -> None:
-        beside.extend(ceilings(shape, inputs.w_gate_up[0]))
+        beside.extend(ceilings(shape, inputs.w_gate_up[0], run.together.ranks))
 
     attempt(run, shape, "ceilings", "ceilings", step)
     _rotate(run, shape, beside, fast, memory, run.options.rounds, apart=False)

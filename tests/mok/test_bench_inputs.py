@@ -1,10 +1,12 @@
 """Random inputs: values, three kinds of routing, and files that are refused with their reason."""
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from mok.bench.layer_inputs import load_spread, make_inputs, skewed_share
+from mok.bench.layer_inputs import load_spread, make_inputs, read_routing, skewed_share
 from mok.bench.shapes import SHAPES, Shape
 from mok.errors import InputError, RoutingError
 
@@ -110,3 +112,9 @@ def test_a_missing_and_a_foreign_file_are_refused(tmp_path):
 def test_experts_must_be_shared_out_evenly():
     with pytest.raises(InputError, match="E = 8 experts on 3 ranks"):
         make_inputs(SHAPE, "gaussian", "cpu", ranks=3)
+
+
+def test_a_pipe_in_place_of_a_routing_file_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="not a regular file"):
+        read_routing(tmp_path / "pipe", SHAPES["small"])

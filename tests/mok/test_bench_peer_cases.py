@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mok
+from mok.bench import determinism
 from mok.bench.contenders import Missing
 from verify import budgets
 from verify.targets import cases_in, find
@@ -58,6 +59,18 @@ def test_every_peer_has_its_cases(cases: ModuleType) -> None:
         assert ("process" in case.claims) == (name != "sonicmoe/tiles"), name
     assert names["liger/small"].device == "cuda"
     assert names["torch/small"].device == ""  # also where there is no GPU
+
+
+def test_a_result_tells_which_version_was_checked(cases: ModuleType) -> None:
+    small = next(case for case in cases_in(cases) if case.name == "peers/torch/small")
+    document = {"tool": {"version": "0"}, "environment": {}}
+    case = {"case": small.name, "description": small.description, "verdict": "VERIFIED"}
+    here = determinism.Here("cpu", None, torch.__version__, None)
+    versions: dict[str, str | None] = {"torch": torch.__version__}
+    found = determinism._finding(document, {**case, "claims": []}, versions, here)
+    assert found is not None
+    assert (found.version, found.differs) == (torch.__version__, "")
+    assert small.description.startswith(f"torch {torch.__version__}, T=512 E=8")
 
 
 def test_cases_of_two_ranks_are_in_a_file_of_their_own() -> None:

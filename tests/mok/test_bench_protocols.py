@@ -1,5 +1,7 @@
 """The two protocols on a device whose clock the test moves: order, counts, medians, failures."""
 
+from itertools import pairwise
+
 import pytest
 from bench_instruments import FakeDevice, fake_contender
 from hypothesis import given
@@ -29,13 +31,16 @@ def _prepared(device, inputs, **times):
     }
 
 
-def test_a_round_is_every_ceiling_then_every_contender_and_the_starter_rotates(device, inputs):
+def test_a_round_is_every_ceiling_then_every_contender_in_some_order(device, inputs):
     runners = _prepared(device, inputs, a=(1.0, 2.0), b=(3.0, 4.0))
     device.calls.clear()
     ceilings = {"gemm": lambda: device.work("gemm", 0.5)}
     found, timings = protocols.rotation(device.instruments(), Together(), ceilings, runners, 4)
     a, b = ["a forward", "a backward"], ["b forward", "b backward"]
-    assert device.calls == ["gemm", *a, *b, "gemm", *b, *a] * 3
+    rounds = [device.calls[place : place + 5] for place in range(0, len(device.calls), 5)]
+    assert len(rounds) == 2 + 4
+    assert all(one in (["gemm", *a, *b], ["gemm", *b, *a]) for one in rounds)
+    assert list(timings) == [(n, d) for n in "ab" for d in protocols.DIRECTIONS]
     expected = {
         ("a", "forward"): 1,
         ("a", "backward"): 2,
@@ -47,6 +52,24 @@ def test_a_round_is_every_ceiling_then_every_contender_and_the_starter_rotates(d
         assert timings[key].seconds == pytest.approx((seconds,) * 4)
     assert found["gemm"].seconds == pytest.approx((0.5,) * 4)
     assert found["gemm"].joules is None
+
+
+def test_the_order_of_a_rotation_has_no_fixed_neighbours_and_is_the_same_again(device, inputs):
+    names = "abcd"
+    runners = _prepared(device, inputs, **dict.fromkeys(names, (1.0, 1.0)))
+    orders = []
+    for _ in range(2):
+        device.calls.clear()
+        protocols.rotation(device.instruments(), Together(), {}, runners, 23)
+        orders.append([call[0] for call in device.calls if call.endswith("forward")])
+    assert orders[0] == orders[1]
+    rounds = [orders[0][place : place + 4] for place in range(0, len(orders[0]), 4)]
+    assert all(sorted(one) == list(names) for one in rounds)
+    after = {name: set() for name in names}
+    for one in rounds:
+        for before, later in pairwise(one):
+            after[before].add(later)
+    assert all(after[name] == set(names) - {name} for name in names)
 
 
 def test_who_fails_in_a_rotation_is_named_with_its_reason(device, inputs):
@@ -121,6 +144,55 @@ def test_joules_are_power_times_time_and_say_where_they_come_from(device, monkey
     unknown = Together(0, 2, None, lambda values: [*values[:1], *[1.0] * (len(values) - 1)])
     other = protocols.loop(device.instruments(), unknown, {"a": calls["a"]}, 1.0)["a"]
     assert (other.joules, other.kind) == (None, None)
+
+
+def _shared(*ranks):
+    """largest() of rank 0 among ranks that give these values, call by call."""
+    rounds = iter(zip(*ranks, strict=True))
+
+    def largest(values):
+        others = next(rounds)
+        return [max(column) for column in zip(values, *others, strict=True)]
+
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("uncertainty", "kind"), [(0.01, "counter"), (0.03, "counter"), (0.031, "estimate")]
+)
+def test_a_loop_too_short_for_the_counter_is_an_estimate(uncertainty, kind):
+    seen = Reading(500.0, uncertainty, 100.0, 1400.0)
+    timing = protocols._timing((0.1,), seen, 5.0, "counter", Together())
+    assert (timing.joules, timing.kind, timing.reading) == (5.0, kind, seen)
+    assert protocols._timing((0.1,), seen, 5.0, "estimate", Together()).kind == "estimate"
+
+
+def test_power_and_clock_are_of_the_rank_whose_joules_are_kept():
+    here = Reading(500.0, 0.01, 100.0, 1500.0)
+    nothing = (-1.0,) * 4
+    costly = _shared([(9.0, 0.0), (-1.0,), (690.0, 0.02, 90.0, 1300.0)])
+    timing = protocols._timing((0.1,), here, 5.0, "counter", Together(0, 2, None, costly))
+    assert (timing.joules, timing.kind) == (9.0, "counter")
+    assert timing.reading == Reading(690.0, 0.02, 90.0, 1300.0)
+    cheap = _shared([(4.0, 0.0), (-2.0,), nothing])
+    timing = protocols._timing((0.1,), here, 5.0, "counter", Together(0, 2, None, cheap))
+    assert (timing.joules, timing.reading) == (5.0, here)
+    # Of equal ranks the first is taken whole, and what it did not see stays unknown.
+    equal = _shared([(5.0, 0.0), (-1.0,), nothing])
+    clockless = Reading(500.0, 0.04, 100.0, None)
+    timing = protocols._timing((0.1,), clockless, 5.0, "counter", Together(0, 2, None, equal))
+    assert (timing.kind, timing.reading) == ("estimate", clockless)
+    unknown = _shared([(float("-inf"), 1.0)])
+    timing = protocols._timing((0.1,), here, 5.0, "counter", Together(0, 2, None, unknown))
+    assert (timing.joules, timing.kind) == (None, None)
+    assert timing.reading == Reading(clock_mhz=1500.0)
+
+
+def test_the_largest_is_known_only_if_every_rank_knows_its_own():
+    two = Together(0, 2, None, _shared([(7.0, 0.0), (9.0, 0.0), (float("-inf"), 1.0), (1.0, 0.0)]))
+    assert [two.largest_known(value) for value in (3.0, 10.0, 3.0, None)] == [7.0, 10.0, None, None]
+    assert Together().largest_known(3) == 3
+    assert Together().largest_known(None) is None
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(0, 1))

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mok.bench import nvml
+from mok.bench.protocols import COUNTER_UNCERTAINTY
 from mok.bench.sampling import MINIMUM_STEPS, Sample, reading, sampling
 
 
@@ -32,6 +33,15 @@ def test_power_is_right_within_the_stated_uncertainty(watts, step, seconds, offs
     assert found.uncertainty < 0.03
     assert found.update_ms == pytest.approx(1e3 * step, rel=0.2)
     assert found.clock_mhz == pytest.approx(1500.5, abs=1)
+
+
+@pytest.mark.parametrize("poll", [0.01, 0.015, 0.02])
+def test_a_loop_of_two_seconds_counts_on_a_coarse_counter_and_two_intervals_do_not(poll):
+    long = reading(_samples(700, 0.1, 2.0, poll), 0, 2.0)
+    assert long.uncertainty <= COUNTER_UNCERTAINTY
+    short = reading(_samples(700, 0.1, 0.35, poll), 0, 0.35)
+    assert short.watts is not None
+    assert short.uncertainty > COUNTER_UNCERTAINTY
 
 
 def test_too_few_steps_give_no_number_but_a_clock():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mok.bench import rates
+from mok.bench import ceilings, rates
 from mok.bench.shapes import FIELDS, PEER_SHAPES, SHAPES, Shape, parse_shape
 from mok.errors import InputError
 
@@ -80,7 +80,7 @@ def test_known_rates_cover_the_six_shapes_of_every_peer_and_only_known_names():
 
 
 def _judge(protocol, tflops, **given):
-    settings = {"same_setting": True, **given}
+    settings = {"same_setting": True, "version": rates.PEERS["torch"], **given}
     return rates.comparability(protocol, "kimi-shard", "torch", "forward", tflops, **settings)
 
 
@@ -103,7 +103,9 @@ def test_a_pair_may_run_anywhere_between_both_protocols():
 
     def judge(rate):
         return rates.comparability(
-            "pair", "kimi-shard", "sonicmoe", "forward", rate, same_setting=True
+            *("pair", "kimi-shard", "sonicmoe", "forward", rate),
+            version=rates.PEERS["sonicmoe"],
+            same_setting=True,
         ).comparable
 
     assert judge(590)
@@ -113,10 +115,35 @@ def test_a_pair_may_run_anywhere_between_both_protocols():
 
 
 def test_no_known_rate_and_another_setting_never_count():
-    other = rates.comparability("alone", "kimi-shard", "liger", "forward", 1, same_setting=True)
+    other = rates.comparability(
+        "alone", "kimi-shard", "liger", "forward", 1, version="0.8.5", same_setting=True
+    )
     assert (other.comparable, other.percent) == (False, None)
     assert "no known rate" in other.why
     assert not _judge("rotation", 462, same_setting=False).comparable
+
+
+def test_another_version_of_a_peer_is_not_the_peer_that_is_known():
+    found = _judge("rotation", 462, version="2.12.0+cu130")
+    assert (found.comparable, found.percent) == (False, None)
+    assert found.why == "not comparable: known rates are of 2.11.0+cu130, not of 2.12.0+cu130"
+    assert _judge("rotation", 462, version="2.11.0+cu130").comparable
+
+
+def test_a_known_rate_of_another_protocol_says_so_and_allows_no_more():
+    assert _judge("alone", 460).why == (
+        "peer at 100 % of its known rate (of a loop of 25 to 30 calls)"
+    )
+    assert not _judge("alone", 460 * 0.92).comparable
+    assert _judge("pair", 461).why.endswith("(of other protocols)")
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "devices", "copied"),
+    [("cuda", 1, 2, True), ("cuda", 2, 2, False), ("cuda", 1, 1, False), ("cpu", 1, 2, False)],
+)
+def test_nothing_is_copied_to_a_device_that_is_being_timed(kind, ranks, devices, copied):
+    assert ceilings._next_is_idle(kind, ranks, devices) is copied
 
 
 def test_a_shape_holds_what_it_was_given():

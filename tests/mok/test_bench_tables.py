@@ -1,6 +1,7 @@
 """What is drawn from the document: tables, markdown, figures; determinism as verify found it."""
 
 import copy
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -8,7 +9,7 @@ import pytest
 from bench_documents import bench_document
 
 from mok.bench import determinism, document, figures, tables
-from mok.bench.determinism import Finding
+from mok.bench.determinism import Finding, Here
 from mok.bench.prediction import predict
 from mok.bench.shapes import PEER_SHAPES, SHAPES
 from mok.errors import InputError
@@ -34,6 +35,18 @@ def test_markdown_has_a_table_for_each_protocol(found):
     assert cells[2] == "10.00 (10.00 to 10.00)"
     assert cells[4] == "~1.5"
     assert cells[-1] == "our own layer"
+
+
+def test_estimated_joules_have_no_ratio_in_the_table(found):
+    changed = copy.deepcopy(found)
+    changed["ratios"] = document.ratios(changed["rows"], "mok")
+    lines = _lines(tables.markdown(changed, whole=True), "| torch ", "| no ")
+    cells = {
+        (line.split("|")[1].strip(), line.split("|")[2].strip()): line.split("|")[6].strip()
+        for line in lines
+    }
+    assert cells["tiny", "rotation"] == cells["tiny", "pair"] == "-"
+    assert float(cells["tiny", "alone"]) > 0
 
 
 def test_estimates_carry_a_tilde_and_counted_joules_do_not(found):
@@ -142,10 +155,13 @@ CASES = [
 ]
 
 
+HERE = Here("cpu", None, "2.11.0", "c" * 40)
+
+
 def test_determinism_is_quoted_from_the_cases_of_a_contender(monkeypatch, tmp_path):
     monkeypatch.setattr("verify.results.read", lambda path: {"cases": CASES})
-    names = ["mok", "torch", "liger", "sonicmoe"]
-    findings = determinism.read_findings([tmp_path], names)
+    versions = dict.fromkeys(["mok", "torch", "liger", "sonicmoe"], "1.0")
+    findings = determinism.read_findings([tmp_path], versions, HERE)
     assert [(f.contender, f.shape, f.verdict) for f in findings] == [
         ("torch", "small", "VERIFIED"),
         ("liger", "small", "MISMATCH"),
@@ -164,13 +180,70 @@ def test_determinism_is_quoted_from_the_cases_of_a_contender(monkeypatch, tmp_pa
     assert determinism.quoted(findings, "liger", "small", 2) == "not checked"
 
 
+def _checked(device="cuda:0", *, gpu="NVIDIA H200", torch="2.11.0", commit="c" * 40):
+    """A result document with ours and two peers' cases."""
+    cases = [
+        {**_case(name, "VERIFIED", ("repeat", "VERIFIED", 20, 0)), "device": device}
+        for name in ("moe", "p.py::peers/liger/small", "p.py::peers/sonicmoe/ranks")
+    ]
+    cases[1]["description"] = "liger 0.8.5, T=512 E=8 H=1024 I=512 K=2"
+    cases[2]["description"] = "sonicmoe 0.1.2.post1 between NCCL all-to-alls"
+    cuda = {"devices": [{"name": gpu}]} if gpu else None
+    environment = {"torch": torch, "source": {"commit": commit}, "cuda": cuda}
+    return {"tool": {"version": "0.1.0"}, "environment": environment, "cases": cases}
+
+
+def _read(monkeypatch, tmp_path, document, **changes):
+    monkeypatch.setattr("verify.results.read", lambda path: document)
+    versions = {"mok": "0.1.0 portable", "liger": "0.8.5", "sonicmoe": "0.1.2.post1"}
+    here = dataclasses.replace(Here("cuda", "NVIDIA H200", "2.11.0", "c" * 40), **changes)
+    return determinism.read_findings([tmp_path], versions, here)
+
+
+def test_a_finding_keeps_with_what_it_was_checked(monkeypatch, tmp_path):
+    findings = _read(monkeypatch, tmp_path, _checked())
+    assert [(f.contender, f.version) for f in findings] == [
+        ("mok", "0.1.0"),
+        ("liger", "0.8.5"),
+        ("sonicmoe", "0.1.2.post1"),
+    ]
+    for found in findings:
+        facts = (found.torch, found.commit, found.gpu, found.differs)
+        assert facts == ("2.11.0", "c" * 40, "NVIDIA H200", "")
+    assert determinism.quoted(findings, "liger", "small") == "VERIFIED: repeat"
+
+
+@pytest.mark.parametrize(("device", "kind"), [("", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
+def test_a_case_on_another_kind_of_device_says_nothing_here(monkeypatch, tmp_path, device, kind):
+    assert _read(monkeypatch, tmp_path, _checked(device), device=kind) == []
+    same = "cuda" if device == "cuda" else "cpu"
+    assert len(_read(monkeypatch, tmp_path, _checked(device), device=same)) == 3
+
+
+def test_a_finding_says_what_was_another_when_it_was_checked(monkeypatch, tmp_path):
+    document = _checked(gpu="NVIDIA A100", torch="2.10.0", commit="d" * 40)
+    document["cases"][1]["description"] = "liger 0.8.4, T=512"
+    findings = _read(monkeypatch, tmp_path, document)
+    assert determinism.quoted(findings, "liger", "kimi-shard") == (
+        "VERIFIED: repeat (on small; checked with liger 0.8.4, torch 2.10.0, commit dddddddddddd, "
+        "NVIDIA A100)"
+    )
+    assert "0.1.0" not in determinism.quoted(findings, "mok", "small")
+    # What nobody knows is no difference, and no word of a description is a version.
+    document["cases"][1]["description"] = "liger between NCCL all-to-alls"
+    document["environment"] = {"cuda": None}
+    findings = _read(monkeypatch, tmp_path, document, commit=None, gpu=None)
+    assert [found.differs for found in findings] == [""] * 3
+    assert findings[1].version is None
+
+
 def test_a_file_that_is_no_result_is_refused(tmp_path):
     from verify.errors import InputFileError
 
     path = tmp_path / "result.json"
     path.write_text(json.dumps({"schema_version": 1}))
     with pytest.raises(InputFileError, match=r"result\.json"):
-        determinism.read_findings([path], ["torch"])
+        determinism.read_findings([path], {"torch": "1.0"}, HERE)
 
 
 def test_predicted_time_grows_with_what_is_asked_and_fits_the_known_budget():

@@ -140,13 +140,23 @@ def test_nothing_compiled_is_exit_3_and_never_clean(monkeypatch):
 
 
 def test_tool_errors_are_exit_2(monkeypatch):
-    assert _run(monkeypatch, (CLEAN,), "--arch", "sm_12").exit_code == 2
+    for arch in ("sm_12", "sm_75a", "sm_90f", "sm_\uff19\uff10", "sm_90\n"):
+        assert _run(monkeypatch, (CLEAN,), "--arch", arch).exit_code == 2
     assert _run(monkeypatch, (Variant("gone.cu", ("gone",)),)).exit_code == 2
     assert _run(monkeypatch, (CLEAN,), "--jobs", "0").exit_code == 2
     with pytest.raises(ArchitectureUnsupported):
         build(("sm_12",), jobs=1, catalogue=(CLEAN,))
     with pytest.raises(SourceMissing):
         build(ARCHITECTURES, jobs=1, catalogue=(Variant("gone.cu", ("gone",)),))
+
+
+def test_a_source_that_is_not_utf_8_is_a_tool_error(monkeypatch, tmp_path):
+    (tmp_path / "csrc/latin.cu").write_bytes(b"// caf\xe9\n")
+    done = _run(monkeypatch, (Variant("latin.cu", ("latin",)),))
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "error: kernel source latin.cu is not UTF-8: byte 0xe9 at 6. Save it as UTF-8\n"
+    )
 
 
 def test_json_says_the_same_as_the_table(monkeypatch):

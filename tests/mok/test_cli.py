@@ -1,7 +1,10 @@
 """The command line: tables, JSON, and exit 3 when nothing was measured. Speed is not judged."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,6 +67,38 @@ def test_env_names_the_backend_and_why():
     assert facts["backend"] == "portable"
     assert facts["reason"]
     assert "portable" in _invoke("env").output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="loading a kernel keeps it")
+def test_env_leaves_no_kernel_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("MOK_CACHE_DIR", str(tmp_path / "kernels"))
+    assert _invoke("env").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_exit_2_in_one_line(unbuffered):
+    code = "from mok.cli import main; main(['build', '--help'])"
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert done.returncode == 2
+    assert done.stderr == "error: writing failed: No space left on device\n"
+
+
+def test_an_error_of_another_file_is_not_taken_for_the_output(monkeypatch):
+    def fails():
+        raise FileNotFoundError(2, "No such file or directory", "elsewhere")
+
+    monkeypatch.setattr("mok.environment.describe", fails)
+    assert isinstance(_invoke("env").exception, FileNotFoundError)
 
 
 @pytest.mark.parametrize("rounds", [1, 4])

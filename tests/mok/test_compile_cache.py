@@ -93,6 +93,8 @@ def test_the_folder_follows_the_environment(tmp_path, monkeypatch):
     assert cache_folder() == tmp_path / "home/.cache/mok/kernels"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg/mok/kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", "xdg")  # relative: it would be another one everywhere
+    assert cache_folder() == tmp_path / "home/.cache/mok/kernels"
     monkeypatch.setenv("MOK_CACHE_DIR", "~/mine")
     assert cache_folder() == tmp_path / "home/mine"
     assert list(tmp_path.iterdir()) == []

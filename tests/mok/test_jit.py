@@ -147,6 +147,40 @@ def test_includes_of_includes_belong_to_a_kernel_and_may_be_circular(root):
     assert kernel_sources.source_digest("parts/scale.cu") != before
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#include <parts/q.cuh>",
+        '#include /**/ "parts/q.cuh"',
+        '#define QQ "parts/q.cuh"\n#include QQ',
+        '/**/ #include "parts/q.cuh"',
+        '%:include "parts/q.cuh"',
+        '#inc\\\nlude "parts/q.cuh"',
+    ],
+)
+def test_an_include_in_another_form_is_compiled_again_when_its_file_changes(root, line):
+    body = 'extern "C" __global__ void odd(int* x) { *x = N; }\n'
+    (root / "odd.cu").write_text(f"{line}\n{body}")
+    (root / "parts/q.cuh").write_text("#define N 7\n")
+    first = compile_source("odd.cu", arch=ARCH)
+    assert compile_source("odd.cu", arch=ARCH).cached
+    (root / "parts/q.cuh").write_text("#define N 9\n")
+    again = compile_source("odd.cu", arch=ARCH)
+    assert not again.cached
+    assert again.cubin != first.cubin
+
+
+def test_our_own_sources_say_include_in_the_plain_form_only():
+    names = (path.relative_to(kernel_sources.source_root()) for path in _own_sources())
+    assert all(kernel_sources._plain(kernel_sources.read_source(str(name))) for name in names)
+
+
+def _own_sources() -> list[Path]:
+    found = [path for path in kernel_sources.source_root().rglob("*.cu*") if path.is_file()]
+    assert found
+    return found
+
+
 def test_the_flags_that_decide_bits_reach_the_compiler(root):
     given = compilation._options("parts/scale.cu", ARCH, ()).as_bytes("nvrtc")
     expected = {b"--fmad=true", b"--ftz=false", b"--prec-div=true", b"--prec-sqrt=true"}

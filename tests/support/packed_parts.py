@@ -32,6 +32,9 @@ def lanes_of(
         first = first_tile + number * group_tiles
         step = geometry.gather_bytes if row[8] & 0xFFFFFFFF else geometry.tile_bytes
         low = offset + number * group
+        if low >= offset + num_bytes:  # a tile without bytes
+            tile += 1
+            continue
         high = min(low + group, offset + num_bytes)
         if row[27]:
             visits = step // QUAD_BYTES * group_tiles

@@ -60,6 +60,22 @@ def test_wrong_declarations_say_what_is_allowed(options: dict[str, Any], message
         case_of(double, **options)
 
 
+@pytest.mark.parametrize(
+    ("given", "name"), [("", ""), (torch.device("cpu"), "cpu"), (torch.device("cuda", 1), "cuda:1")]
+)
+def test_a_device_may_be_torchs_own(given: Any, name: str) -> None:
+    assert case_of(double, inputs={"x": verify.normal(2)}, device=given).device == name
+
+
+@pytest.mark.parametrize("given", [0, 1, None, torch.device("meta"), "gpu", "cpu:1"])
+def test_another_device_is_refused_by_the_decorator_and_by_check(given: Any) -> None:
+    with pytest.raises(CaseError, match=r"'double': device .*allowed are .*cpu, cuda and cuda:N"):
+        case_of(double, inputs={"x": verify.normal(2)}, device=given)
+    if given is not None:  # there: as the case says
+        with pytest.raises(CaseError, match=r"allowed are .*cpu, cuda and cuda:N"):
+            verify.check(case_of(double, inputs={"x": verify.normal(2)}), device=given)
+
+
 def test_decorating_what_is_no_function() -> None:
     with pytest.raises(CaseError, match="decorates a function"):
         verify.case(3)  # type: ignore[call-overload]

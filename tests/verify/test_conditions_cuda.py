@@ -17,6 +17,7 @@ from verify.cases import Case
 from verify.conditions import CONDITIONS, cuda_contention
 from verify.conditions.cuda_loads import busy_stream, held_multiprocessors
 from verify.conditions.cuda_probes import COLD, cache_of, reached_multiprocessors
+from verify.controls import gpu_kernels
 from verify.decision import decide
 from verify.evidence import Execution, Plan, Record
 from verify.sessions import Session, first
@@ -167,6 +168,52 @@ def counting(x: Tensor, w: Tensor) -> Tensor:
 )
 def test_every_condition_finds_a_fault(claim: str, function: Callable[..., Tensor]) -> None:
     assert reasons(run(claim, function)[0]) == {"bits-differ"}
+
+
+@pytest.mark.parametrize("fault", [True, False])
+def test_a_backward_on_another_stream_is_found_by_late_gradients(fault: bool) -> None:
+    def learned(x: Tensor) -> Tensor:
+        return gpu_kernels.doubled(x, fault=fault)
+
+    inputs = {"x": verify.normal(1 << 16, requires_grad=True)}
+    verdict, own = run("stream", learned, inputs=inputs)
+    late = [e for e in own if e.variant == "late side stream"]
+    assert late
+    assert all(e.in_effect and e.effective["late_gradients"] == 1 for e in late)
+    assert reasons(verdict) == ({"bits-differ"} if fault else set())
+    assert not fault or {f.tensor for f in verdict.findings if f.variant == late[0].variant}
+
+
+def there_and_back(x: Tensor, w: Tensor) -> Tensor:
+    return (x.cuda() @ w.cuda()).cpu()
+
+
+def test_a_case_that_only_visits_the_gpu_is_tried_there() -> None:
+    verdict, own = run("memory", there_and_back, device="cpu")
+    assert "bits-differ" not in reasons(verdict)
+    told = {e.variant: e.in_effect for e in own}
+    assert all(told[f"cuda {kind}"] for kind in ("fill=0xfe", "recycled-nan", "shifted"))
+    verdict, own = run("contention", there_and_back, device="cpu")
+    assert "bits-differ" not in reasons(verdict)
+    assert any(e.variant.startswith("hold=") and e.in_effect for e in own)
+    # neither its inputs nor its gradients can be made late
+    assert reasons(run("stream", there_and_back, device="cpu")[0]) == {"no-effect"}
+
+
+@pytest.mark.parametrize("claim", ["memory", "sms"])
+def test_a_stream_of_the_case_s_own_is_out_of_reach(claim: str) -> None:
+    def aside(x: Tensor, w: Tensor) -> Tensor:
+        stream, here = torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(here)
+        with torch.cuda.stream(stream):
+            out = x * 2
+        here.wait_stream(stream)
+        return out
+
+    torch.cuda.empty_cache()  # as before every case of a run
+    verdict, own = run(claim, aside, gradients=False)
+    assert reasons(verdict) == {"no-effect"}
+    assert all(e.effective["own_streams"] == 1 for e in own)
 
 
 def test_a_case_that_waits_for_the_device_has_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,8 +328,8 @@ def test_a_result_that_a_replay_leaves_out_differs(monkeypatch: pytest.MonkeyPat
 def test_a_later_replay_that_differs_is_the_one_that_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    claim, replays, _ = replayed(monkeypatch, two, lambda name, turn: turn == 0 or name != "a")
-    assert replays.done == 2
+    claim, replays, _ = replayed(monkeypatch, two, lambda name, turn: turn != 1 or name != "a")
+    assert replays.done == 3  # none is left out: peers may wait in the same collective
     assert {f.tensor for f in claim.findings} == {"a"}
 
 

@@ -179,6 +179,7 @@ def test_launches_fit_what_the_kernels_declare(launched: list[str], fault: bool)
     gpu_kernels.last_block_sums(x, calls, fault=fault)
     assert calls.count == 2
     gpu_kernels.doubled_plus_one(x[0], fault=fault)
+    gpu_kernels.doubled(bias, fault=fault).sum().backward()
     twin_only = set() if not fault else {"planted_column_tree"}
     assert set(launched) == set(_declared()) - twin_only
     assert bias.grad is not None
@@ -297,8 +298,29 @@ def test_twins_compute_what_they_say() -> None:
         (gpu_kernels.grid_sums(x, num_sms=None, fault=False), sums, 1e-3),
         (gpu_kernels.last_block_sums(x, gpu_kernels.Calls(), fault=False), sums, 1e-3),
         (gpu_kernels.doubled_plus_one(x[0], fault=False), 2 * x[0].double() + 1, 1e-5),
+        (gpu_kernels.doubled(x[0], fault=False), 2 * x[0].double(), 0.0),
     ):
         assert float((got.double() - wanted).abs().max()) <= tolerance
+    leaf = x[0].clone().requires_grad_()
+    gpu_kernels.doubled(leaf, fault=False).backward(x[1])
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, 2 * x[1])
+
+
+@pytest.mark.gpu
+def test_a_tile_whose_parts_never_came_is_seen_as_such() -> None:
+    values = generate("values", (8, gpu_kernels.TILE)).cuda()
+    out, parts = values.new_empty(gpu_kernels.TILE), values.new_zeros(9, gpu_kernels.TILE)
+    numbers = [ctypes.c_uint32(one) for one in (8, 1_000_000, 0, 30)]  # rows, pause, work, odds
+    for patience, starved in ((1, True), (10**9, False)):
+        macros = {"FAULT": 0, "PATIENCE": patience}
+        source = "conditions/faults/handover.cu"
+        waiting = jit.load(source, "planted_handover", macros=macros, device=values.device)
+        arrived = torch.zeros(1, dtype=torch.int32, device=values.device)
+        waiting.launch(values, parts, out, arrived, *numbers, None, grid=10, block=64)
+        lost = out.view(torch.int32) == gpu_kernels.STARVED
+        assert bool(lost.all()) == starved
+        assert starved or torch.equal(out, gpu_kernels.handed_over(values, 10))
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from sync_debug import synchronising_raises
 
 from mok import jit
 from verify import device_kernel
@@ -18,7 +19,8 @@ from verify.digests import Digest
 from verify.errors import UnsupportedError
 from verify.hashing import digest, digest_on_host, digest_shard, digest_tensor
 
-DTYPES = [*ITEM_BYTES, torch.complex64, torch.complex128]
+COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
+DTYPES = [*ITEM_BYTES, *COMPLEX]
 
 
 def random_pair(rng: random.Random, largest: int = 50_000) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,22 +93,25 @@ def test_sizes_around_borders_at_any_alignment(lead: int) -> None:
     "tuning",
     [
         Tuning(),
-        Tuning(stages=2),
-        Tuning(words=16, stages=4),
-        Tuning(words=16, stages=6, prefetch=256),
+        Tuning(stages=2, prefetch=256),
+        Tuning(striped=True),
+        Tuning(bulk=1),
+        Tuning(bulk=1, before=1),
+        Tuning(bulk=1, before=1, striped=True),
     ],
     ids=str,
 )
 def test_every_variant_gives_the_same_lanes(tuning: Tuning) -> None:
-    words = torch.randint(-(2**62), 2**62, (1_000_003,), device="cuda")
-    some = [words, words.view(torch.bfloat16)[3:], words[:900_000].view(900, 1000).t()]
-    plan = DigestPlan(some, tuning=tuning)
-    plan.launch()
-    assert list(plan.digests().values()) == [digest_on_host(t) for t in some]
+    words = torch.randint(-(2**62), 2**62, (20_000_003,), device="cuda")
+    turned = words[:900_000].view(900, 1000).t()
+    for some in ([words, turned], [words], [words.view(torch.bfloat16)[3:]], [words[:7], words]):
+        plan = DigestPlan(some, tuning=tuning)
+        plan.launch()
+        assert list(plan.digests().values()) == [digest_on_host(t) for t in some]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.complex128])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, *COMPLEX[1:]])
 def test_large_strided_tensors(dtype: torch.dtype) -> None:
     """Long enough for the table of keys, in memory's own order and in rows, at odd borders."""
     item = torch.empty((), dtype=dtype).element_size()
@@ -141,14 +146,11 @@ def test_replays_see_what_is_there_now_and_nothing_waits() -> None:
     y = torch.randn(77, device="cuda", dtype=torch.complex128).conj()
     empty = torch.empty(0, 3, device="cuda")
     DigestPlan([x]).launch()  # compiled and loaded
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with synchronising_raises():
         plan = DigestPlan({"x": x, "y": y, "empty": empty})
         plan.launch()
         plan.capture()
         plan.replay()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     for _ in range(3):
         x.add_(1)
         y.mul_(1.5)
@@ -200,6 +202,12 @@ def test_moved_memory_is_noticed() -> None:
     x = torch.randn(10, device="cuda")
     plan = DigestPlan({"x": x})
     with pytest.raises(UnsupportedError, match="not before"):
+        plan.digests()
+    plan.launch()
+    x.unsqueeze_(0)
+    assert plan.digests() == {"x": digest_on_host(x)}, "the same bytes, and the shape of now"
+    x.resize_(3)
+    with pytest.raises(UnsupportedError, match="changed in place since"):
         plan.digests()
     x.data = torch.randn(10, device="cuda")
     with pytest.raises(UnsupportedError, match="make a new DigestPlan"):
@@ -277,11 +285,30 @@ def test_a_kernel_that_should_run_and_does_not_is_told(monkeypatch: pytest.Monke
     device_kernel.loaded.cache_clear()
 
 
+def test_without_a_copy_engine_the_other_variant_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def refuse(*args: object, macros: object, device: int) -> None:
+        asked.append(macros)
+        raise jit.CompilerMissing("no compiler in this test")
+
+    monkeypatch.setattr(jit, "load", refuse)
+    device_kernel.loaded.cache_clear()
+    for capability in ((8, 0), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        device_kernel.loaded(0, Tuning(bulk=1, before=1, stages=2))
+        device_kernel.loaded.cache_clear()
+    assert asked == [{"STAGES": 2}, {"STAGES": 2, "BULK": 1, "BEFORE": 1}]
+
+
 def test_macros_name_what_differs_from_the_source() -> None:
     assert Tuning().macros == {}
-    assert Tuning(words=16, prefetch=256).macros == {"WORDS": 16, "PREFETCH": 256}
+    assert Tuning(words=32, prefetch=256).macros == {"WORDS": 32, "PREFETCH": 256}
+    assert Tuning(bulk=1, striped=True).macros == {"BULK": 1}
     source = (jit.source_root() / "digest/parts.cuh").read_text()
-    for name, value in vars(Tuning()).items():
+    for name in ("words", "stages", "prefetch", "bulk", "before"):
+        value = getattr(Tuning(), name)
         assert f"#define {name.upper()} {value}" in source, "the defaults are the source's"
-    assert Tuning().shared_bytes == 4 * 3 * (32 * 9 + 3) * 16
+    assert Tuning().shared_bytes == 8 * 4 * 4 * (512 + 16)
+    assert Tuning(bulk=1).shared_bytes == 4 * (4 * (4096 + 16) + 16)
     assert Tuning(stages=1).shared_bytes == 8 * 4100, "room for the table"

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from packed_parts import lanes_of
 
 from verify import device_parts
+from verify.device_dense import pack_wholes
 from verify.device_kernel import DEFAULT_TUNING
 from verify.device_parts import (
     FEW_ROWS,
     MAX_DIMS,
+    PART_TILES,
     Axis,
     Geometry,
     PartTable,
@@ -26,9 +28,9 @@ from verify.device_parts import (
     parts_of,
 )
 from verify.errors import UnsupportedError
-from verify.hashing import digest_on_host
+from verify.hashing import digest_on_host, integer_view
 
-DTYPES = [*device_parts.ITEM_BYTES, torch.complex64, torch.complex128]
+DTYPES = [*device_parts.ITEM_BYTES, torch.complex32, torch.complex64, torch.complex128]
 SMALL = Geometry(tile_bytes=1024, gather_bytes=64)  # many tiles of little memory
 
 
@@ -66,6 +68,8 @@ def tensors(draw: st.DrawFn) -> torch.Tensor:
     if dtype.is_complex:
         t = t.conj() if draw(st.booleans()) else t
         t = t.imag if draw(st.booleans()) else t
+    if dtype.is_floating_point or dtype.is_complex:
+        t = torch._neg_view(t) if draw(st.integers(0, 9)) == 0 else t
     return t
 
 
@@ -101,10 +105,10 @@ def test_groups_have_a_digest_each(t: torch.Tensor, elements: int) -> None:
     table, count = PartTable(), math.ceil(t.numel() / elements)
     table.add(parts[0], 0, group=min(elements * item, parts[0].num_bytes))
     packed, num_tiles = table.pack(SMALL)
-    flat = t.resolve_conj().resolve_neg().reshape(-1)
+    flat, each = integer_view(t).reshape(-1), (2 if t.is_complex() else 1) * elements
     expected = [
-        digest_on_host(flat[at : at + elements], Range(at, tuple(t.shape))).lanes
-        for at in range(0, t.numel(), elements)
+        digest_on_host(flat[at : at + each], Range(at, tuple(flat.shape))).lanes
+        for at in range(0, flat.numel(), each)
     ]
     assert lanes_of(packed, num_tiles, count, SMALL) == expected
 
@@ -192,11 +196,22 @@ def test_sizes_beyond_32_bits_are_counted_in_full() -> None:
     table.add_contiguous(256, 3 * 2**32 + 5, 0)
     table.add_contiguous(256, 2**40, 1, offset=2**41 + 8, group=2**20)
     packed, num_tiles = table.pack(DEFAULT_TUNING.geometry)
-    first = (3 * 2**32 + 5) // 16384 + 1
+    first = (3 * 2**32 + 5) // 16384 + 1 + PART_TILES
     assert packed[:, 4].tolist() == [0, first]
     assert packed[1, 1:4].tolist() == [2**41 + 8, 2**40, 2**20]
     assert packed[1, 5] == 2**20 // 16384 + 1, "groups that no tile begins with"
-    assert num_tiles == first + 2**20 * (2**20 // 16384 + 1)
+    assert num_tiles == first + 2**20 * (2**20 // 16384 + 1) + PART_TILES
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**48), st.integers(1, 2**40)), min_size=1, max_size=70))
+def test_whole_tensors_are_packed_as_any_others(wholes: list[tuple[int, int]]) -> None:
+    table = PartTable()
+    for slot, (address, size) in enumerate(wholes):
+        table.add_contiguous(address, size, slot)
+    packed, num_tiles = table.pack(DEFAULT_TUNING.geometry)
+    addresses, sizes = zip(*wholes, strict=True)
+    found = pack_wholes(addresses, sizes, DEFAULT_TUNING.geometry)
+    assert (found[0].tolist(), found[1]) == (packed.tolist(), num_tiles)
 
 
 def test_the_model_sees_bytes_that_are_missed_or_taken_twice() -> None:

@@ -111,6 +111,42 @@ def test_each_rank_has_its_own_gpu_and_one_alone_the_current_one(gpus: Any) -> N
     assert seen["current"] == 1
 
 
+def test_a_device_is_put_back_once_cuda_is_in_use(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = gpus(2)
+    seen.update(current=1)
+    assert devices.current() is None
+    devices.restore(None)
+    assert seen["current"] == 1  # CUDA is not in use: nothing is asked of it
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    home = devices.current()
+    devices.enter("cuda:0", 0, 1)
+    assert (home, seen["current"]) == (1, 0)
+    devices.restore(home)
+    assert devices.enter("cuda", 0, 1) == torch.device("cuda", 1)
+    devices.restore(None)
+    assert seen["current"] == 0
+
+
+def test_a_check_in_this_process_leaves_the_device_as_it_was(
+    gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = gpus(2)
+    seen.update(current=1)
+    monkeypatch.setattr(devices, "current", lambda: seen["current"])
+    monkeypatch.setattr(devices, "restore", lambda index: seen.update(current=index))
+
+    def moves(x: Tensor) -> Tensor:
+        seen.update(current=0)
+        return x * 2
+
+    given = {"inputs": {"x": verify.normal(4)}, "claims": ("repeat",)}
+    case = verify.Case(name="c", execute=moves, **given)
+    assert verify.check(case).verdict == "VERIFIED"
+    assert seen["current"] == 1
+
+
 def test_ranks_of_several_machines_go_by_their_local_rank(
     gpus: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

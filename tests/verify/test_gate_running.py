@@ -172,6 +172,19 @@ def test_controls_that_cannot_run_here_are_kept(repository: Repository) -> None:
     assert repository.gate()["controls"] == PASSED
 
 
+def test_a_gate_without_a_control_that_ran_is_not_verified(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_out = {"gpu/a": "needs a CUDA device", "gpu/b": "needs a CUDA device"}
+    repository.controls = {"status": "not-run", "passed": 0, "failed": [], "not_run": left_out}
+    document = repository.gate()
+    assert (document["verdict"], document["exit_code"]) == ("UNVERIFIED", 3)
+    assert findings_of(document) == [("control-failed", "UNVERIFIED")]
+    said = "none of the chosen controls ran here (needs a CUDA device): gpu/a, gpu/b"
+    assert document["gate"]["findings"][0]["detail"].startswith(said)
+    assert said in render(document, "text")
+
+
 def test_progress_counts_what_runs_here(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

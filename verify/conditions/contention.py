@@ -19,8 +19,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from verify.conditions import cuda_contention
+from verify.conditions.availability import Unavailable, available, on_any_rank, unsupported
 from verify.conditions.watching import cuda_devices, uses_cpu
-from verify.evidence import Trouble
 from verify.sessions import Session, perform
 
 TRIES_PER_RUN = 200  # a case of microseconds needs many until a load is seen to move
@@ -28,6 +28,7 @@ TRIES_OF_RANKS = 3
 START_TIMEOUT = 20.0  # seconds
 PATIENCE = 60.0  # seconds of executions without enough overlap
 LONGEST_WAIT = 0.05  # seconds; see `_let_loads_run`
+LONGEST_LOOK = 0.002  # seconds, less than what a scheduler gives at a time
 
 LOAD = """
 import mmap, os, struct, sys
@@ -61,26 +62,21 @@ class Load:
 def run(session: Session, runs: int) -> None:
     """Under loads on every device that the case has tensors on."""
     devices = cuda_devices(session)
-    if devices:
-        cuda_contention.run(session, runs, devices)
-    if uses_cpu(session):
+    if on_any_rank(session, bool(devices)):
+        if on_any_rank(session, not devices):
+            unsupported(session, "contention", "only some ranks use a GPU")
+        else:
+            cuda_contention.run(session, runs, devices)
+    if on_any_rank(session, uses_cpu(session)):
         _run_on_cpu(session, runs)
 
 
 def _run_on_cpu(session: Session, runs: int) -> None:
     """Executions under load until `runs` of them overlapped, or the tries are used up."""
     processes = max(2, (os.cpu_count() or 1)) if session.stage.world == 1 else 1
-    with _load(processes) as load:
+    with _load(processes) as started:
+        load = available(session, "contention", lambda: _running(started))
         if load is None:
-            session.emit(
-                Trouble(
-                    session.plan.case,
-                    "unsupported",
-                    "could not start load processes",
-                    claim="contention",
-                    rank=session.stage.rank,
-                )
-            )
             return
         overlapped = missed = 0
         give_up = time.monotonic() + PATIENCE
@@ -113,15 +109,27 @@ def _run_on_cpu(session: Session, runs: int) -> None:
             _let_loads_run(load, missed)
 
 
+def _running(load: Load | None) -> Load:
+    if load is None:
+        raise Unavailable("could not start load processes")
+    return load
+
+
 def _let_loads_run(load: Load, missed: int) -> None:
-    """After executions without overlap: sleeps, longer every time, until a load moves.
+    """After executions without overlap: waits, longer every time, until a load runs beside us.
 
     On a busy machine other work may have pushed every load off the cores for many milliseconds;
-    executing again at once would use up all tries in that gap.
+    executing again at once would use up all tries in that gap. A count that moves while this
+    process looks without sleeping belongs to a load on another core at this moment, so that even an
+    execution of microseconds that follows at once has it beside.
     """
-    before = load.counters()
     until = time.monotonic() + min(LONGEST_WAIT, 1e-3 * missed)
-    while time.monotonic() < until and load.counters() == before:
+    while time.monotonic() < until:
+        look_until = time.monotonic() + LONGEST_LOOK
+        before = load.counters()
+        while time.monotonic() < look_until:
+            if load.counters() != before:
+                return
         time.sleep(1e-4)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from mok.jit import JitError
+from verify.conditions.availability import available
 from verify.conditions.cuda_loads import Load, LoadUnavailable, opened
 from verify.conditions.cuda_probes import COLD, Cache, cache_of
 from verify.conditions.watching import watched
-from verify.evidence import COLD_CACHE, Trouble
+from verify.evidence import COLD_CACHE
 from verify.sessions import Effect, Session, perform
 
 LEAST_EACH = 2  # executions under every load
@@ -30,6 +31,7 @@ LONG = 1.0  # seconds of one variant
 MISSES = 3  # more executions without overlap than with: the load is given up
 FEW = 32  # one multiprocessor of so many is left free by the greatest load
 TIMEOUTS = (2.0, 30.0)  # seconds, least and most, until a load ends by itself
+REFUSALS = (JitError, LoadUnavailable, torch.OutOfMemoryError)
 
 
 @dataclass(frozen=True)
@@ -84,36 +86,21 @@ def timeout_for(variant: Variant, multiprocessors: int, alone: float) -> float:
 
 def run(session: Session, runs: int, devices: Sequence[torch.device]) -> None:
     """With a cold cache, then under every load; at least `runs` in all on a good machine."""
-    try:
-        _run(session, runs, devices)
-    except (JitError, LoadUnavailable, torch.OutOfMemoryError) as error:
-        session.emit(
-            Trouble(
-                session.plan.case,
-                "unsupported",
-                f"{type(error).__name__}: {error}",
-                claim="contention",
-                rank=session.stage.rank,
-            )
-        )
-
-
-def _run(session: Session, runs: int, devices: Sequence[torch.device]) -> None:
     counts = [torch.cuda.get_device_properties(one).multi_processor_count for one in devices]
     modern = all(torch.cuda.get_device_capability(one) >= (8, 0) for one in devices)
     loads = variants(min(counts), tensor_cores=modern)
     least = max(LEAST_EACH, -(-runs // (len(loads) + 1)))
-    index, alone = _under_cold_cache(session, least, devices)
-    hopeless = False
+    cooled = _under_cold_cache(session, least, devices)
+    if cooled is None:
+        return
+    (index, alone), hopeless = cooled, False
     for variant in loads:
         timeout = timeout_for(variant, min(counts), alone)
         with ExitStack() as stack:
-            made = [
-                stack.enter_context(
-                    opened(one, held=variant.held, work=variant.work, timeout=timeout)
-                )
-                for one in devices
-            ]
+            make = partial(_opened, stack, variant, timeout, devices)
+            made = available(session, "contention", make, REFUSALS)
+            if made is None:
+                return
             began, tried, overlapped = time.monotonic(), 0, 0
             while more_wanted(
                 session.stage.world,
@@ -128,12 +115,23 @@ def _run(session: Session, runs: int, devices: Sequence[torch.device]) -> None:
             hopeless = hopeless or (tried > 0 and overlapped == 0)
 
 
+def _opened(
+    stack: ExitStack, variant: Variant, timeout: float, devices: Sequence[torch.device]
+) -> list[Load]:
+    return [
+        stack.enter_context(opened(one, held=variant.held, work=variant.work, timeout=timeout))
+        for one in devices
+    ]
+
+
 def _under(session: Session, variant: Variant, loads: Sequence[Load], index: int) -> bool:
     """One execution beside running loads; whether they ran beside all of it, and it succeeded."""
-    complete = False
+    complete, refused = False, ""
 
     def measured() -> Effect:
         nonlocal complete
+        if refused:
+            return {"load": refused}, False
         overlaps = [load.overlap() for load in loads]
         for load in loads:
             load.release()
@@ -142,10 +140,13 @@ def _under(session: Session, variant: Variant, loads: Sequence[Load], index: int
         return (told[0] if len(told) == 1 else {"devices": told}), complete
 
     try:
-        for load in loads:
-            load.start()
-        for load in loads:
-            load.begin()
+        try:
+            for load in loads:
+                load.start()
+            for load in loads:
+                load.begin()
+        except JitError as error:  # the peers execute, so this rank does, too
+            refused = f"{type(error).__name__}: {error}"
         capture = perform(
             session,
             "contention",
@@ -156,15 +157,20 @@ def _under(session: Session, variant: Variant, loads: Sequence[Load], index: int
         )
     finally:
         for load in loads:
-            load.release()
+            with suppress(RuntimeError):  # after a CUDA error of the case, which is what counts
+                load.release()
     return complete and capture.failure is None
 
 
 def _under_cold_cache(
     session: Session, runs: int, devices: Sequence[torch.device]
-) -> tuple[int, float]:
-    """Executions right after the L2 was emptied; how many, and the longest one's seconds."""
-    caches = [cache_of(one) for one in devices]
+) -> tuple[int, float] | None:
+    """Executions right after the L2 was emptied; how many, and the longest one's seconds. None
+    where that cannot be done."""
+    make = partial(_caches, devices)
+    caches = available(session, "contention", make, REFUSALS)
+    if caches is None:
+        return None
     longest = 0.0
     for index in range(runs):
         found: list[tuple[int, int]] = []
@@ -179,6 +185,10 @@ def _under_cold_cache(
         )
         longest = max(longest, capture.seconds)
     return runs, longest
+
+
+def _caches(devices: Sequence[torch.device]) -> list[Cache]:
+    return [cache_of(one) for one in devices]
 
 
 def _chill(caches: Sequence[Cache], found: list[tuple[int, int]], arguments: object) -> None:

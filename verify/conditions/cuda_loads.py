@@ -13,7 +13,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,7 @@ class Load:
             traces = traces_of(self._words.tolist(), self.blocks)
             if settled(traces, self.blocks, end) or time.monotonic() > until:
                 return overlap_of(traces, self.blocks, int(self._words[1]), end)
+            time.sleep(5e-5)
 
     def release(self) -> None:
         """Ends the load, if it runs, and waits for that."""
@@ -164,9 +165,10 @@ def opened(
         try:
             yield load
         finally:
-            load.release()
-            # a mark that is still to be written must not outlive the record
-            torch.cuda.current_stream(there).synchronize()
+            with suppress(RuntimeError):  # a CUDA error ended it, and has been raised elsewhere
+                load.release()
+                # a mark that is still to be written must not outlive the record
+                torch.cuda.current_stream(there).synchronize()
 
 
 def device_of(device: torch.device | int | None) -> torch.device:
@@ -200,7 +202,8 @@ def own_stream(device: torch.device) -> Iterator[torch.cuda.ExternalStream]:
     try:
         yield stream
     finally:
-        stream.synchronize()
+        with suppress(RuntimeError):  # a CUDA error of the case must not be hidden by this
+            stream.synchronize()
         with torch.cuda.device(device):
             driver.cuStreamDestroy(handle)
 

@@ -4,7 +4,8 @@ What torch.empty returns is a block that some tensor had before. Here every free
 caching allocator is filled and freed again, so that whatever the case allocates holds the pattern
 until the case writes it. And all free blocks are held, so that the case's tensors lie elsewhere.
 Both take no memory from the driver beyond what the case itself needs, and change no algorithm, as
-torch's deterministic fill does.
+torch's deterministic fill does. Both reach what torch's current stream gets; for a case that takes
+memory for streams of its own they are not in effect.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import torch
 
 from verify.captures import flatten
-from verify.conditions.watching import tensors_of, watched
-from verify.evidence import Trouble
+from verify.conditions.availability import available, unless_own_streams
+from verify.conditions.watching import cuda_devices, tensors_of, watched
 from verify.sessions import Effect, Session, perform
 
 FILLS = (0xFE, 0x80)  # huge negative and tiny negative, as on a CPU
@@ -40,17 +41,14 @@ def run(session: Session, runs: int, devices: Sequence[torch.device]) -> None:
         lain: list[int] = []
         seen = watched(session, before=partial(_given, lain), after=partial(_returned, lain))
         held: list[torch.Tensor] = []
-        try:
-            if kind in fills:
-                effect: Prepared = _fill(session, fills[kind], devices)
-                requested = {"fill": f"0x{fills[kind]:02x}"}
-            else:
-                effect = _shift(session, devices, held, before, lain)
-                requested = {"addresses": "other"}
-        except RuntimeError as error:  # such as an allocator that cannot tell what it holds
-            detail = f"{kind}: {type(error).__name__}: {error}"
-            _unsupported(session, detail)
+        fill = fills.get(kind)
+        make = partial(_prepared, session, fill, devices, held, before, lain)
+        # refused by an allocator that cannot tell what it holds, such as cudaMallocAsync
+        prepared = available(session, "memory", make, (RuntimeError,))
+        if prepared is None:
             return
+        requested = {"addresses": "other"} if fill is None else {"fill": f"0x{fill:02x}"}
+        effect = partial(_effect, session, prepared)
         perform(seen, "memory", kind, run=index, requested=requested, effective=effect)
         if held:
             held.clear()
@@ -60,10 +58,22 @@ def run(session: Session, runs: int, devices: Sequence[torch.device]) -> None:
         before = lain if kind in fills else before
 
 
-def _unsupported(session: Session, detail: str) -> None:
-    session.emit(
-        Trouble(session.plan.case, "unsupported", detail, claim="memory", rank=session.stage.rank)
-    )
+def _prepared(
+    session: Session,
+    fill: int | None,
+    devices: Sequence[torch.device],
+    held: list[torch.Tensor],
+    before: Sequence[int],
+    lain: Sequence[int],
+) -> Prepared:
+    if fill is None:
+        return _shift(session, devices, held, before, lain)
+    return _fill(session, fill, devices)
+
+
+def _effect(session: Session, prepared: Prepared) -> Effect:
+    told = prepared() if callable(prepared) else prepared
+    return unless_own_streams(session, told)
 
 
 def _fill(session: Session, fill: int, devices: Sequence[torch.device]) -> Effect:
@@ -95,12 +105,16 @@ def _shift(
 
 
 def sizes_of(session: Session) -> dict[torch.device, list[int]]:
-    """By device, sizes in bytes of the case's own tensors, and small ones as temporaries have."""
+    """By device, sizes in bytes of the case's own tensors, and small ones as temporaries have.
+
+    On a device where none of them lies, those of all: the case moves them there.
+    """
+    tensors = [tensor for tensor in tensors_of(session) if tensor.layout == torch.strided]
     found: dict[torch.device, list[int]] = {}
-    for tensor in tensors_of(session):
-        if tensor.device.type == "cuda":
-            found.setdefault(tensor.device, []).append(rounded(tensor.nbytes))
-    return {device: [*sizes, *SMALL] for device, sizes in found.items()}
+    for device in cuda_devices(session):
+        own = [tensor for tensor in tensors if tensor.device == device] or tensors
+        found[device] = [*(rounded(tensor.nbytes) for tensor in own), *SMALL]
+    return found
 
 
 def rounded(size: int) -> int:

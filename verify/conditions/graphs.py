@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
+from verify.conditions.availability import Unavailable, available, unsupported
 from verify.conditions.recording import Replays, recorded
 from verify.conditions.watching import cuda_devices
-from verify.evidence import Trouble
 from verify.execution import execute
 from verify.sessions import Session, settle_own
 
@@ -19,19 +19,19 @@ REPLAYS = 3
 
 def run(session: Session, runs: int) -> None:
     """`runs` recordings, each replayed three times with the inputs put back in place."""
-    devices = cuda_devices(session)
-    if len(devices) != 1:
-        _unsupported(session, _where(devices))
-        return
     base = session.base
     assert base is not None
+    device = available(session, "graph", lambda: _only(cuda_devices(session)))
+    if device is None:
+        return
     for index in range(runs):
         replays = Replays(REPLAYS)
-        stage = recorded(session, devices[0], replays).stage
+        stage = recorded(session, device, replays).stage
         capture = execute(stage, base.given, group=session.group, upstream=base.upstream)
-        if replays.refused:
-            session.agree(None)
-            _unsupported(session, f"it cannot be recorded in a CUDA graph: {replays.refused}")
+        if replays.refused:  # on every rank, as they agreed before replaying
+            unsupported(
+                session, "graph", f"it cannot be recorded in a CUDA graph: {replays.refused}"
+            )
             return
         effective, in_effect = replays.effect()
         settle_own(
@@ -47,13 +47,9 @@ def run(session: Session, runs: int) -> None:
         )
 
 
-def _where(devices: list[torch.device]) -> str:
+def _only(devices: list[torch.device]) -> torch.device:
+    if len(devices) == 1:
+        return devices[0]
     if not devices:
-        return "none of the case's tensors is on a CUDA device, so there is nothing to record"
-    return f"its tensors are on {', '.join(map(str, devices))}; a graph is recorded on one device"
-
-
-def _unsupported(session: Session, detail: str) -> None:
-    session.emit(
-        Trouble(session.plan.case, "unsupported", detail, claim="graph", rank=session.stage.rank)
-    )
+        raise Unavailable("it uses no CUDA device, so there is nothing to record")
+    raise Unavailable(f"it uses {', '.join(map(str, devices))}; a graph is recorded on one device")

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from verify.conditions import cuda_memory
+from verify.conditions.availability import Unavailable, available, on_any_rank, unsupported
 from verify.conditions.watching import cuda_devices, uses_cpu
-from verify.evidence import Trouble
 from verify.sessions import Session, perform
 
 M_PERTURB, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -6, -3, -1
@@ -31,26 +31,19 @@ LARGEST_HEAP_BLOCK = 32 * 2**20
 def run(session: Session, runs: int) -> None:
     """With filled allocations on every device that the case has tensors on."""
     devices = cuda_devices(session)
-    if devices:
-        cuda_memory.run(session, runs, devices)
-    if uses_cpu(session):
+    if on_any_rank(session, bool(devices)):
+        if on_any_rank(session, not devices):
+            unsupported(session, "memory", "only some ranks use a GPU")
+        else:
+            cuda_memory.run(session, runs, devices)
+    if on_any_rank(session, uses_cpu(session)):
         _run_on_cpu(session, runs)
 
 
 def _run_on_cpu(session: Session, runs: int) -> None:
     """Executions under two fill values and after freed NaN buffers, in turn, at least `runs`."""
-    libc = _glibc()
+    libc = available(session, "memory", _libc_that_fills)
     if libc is None:
-        session.emit(
-            Trouble(
-                session.plan.case,
-                "unsupported",
-                f"filled allocations need glibc; this is {platform.system()}"
-                f" with {platform.libc_ver()[0] or 'another C library'}",
-                claim="memory",
-                rank=session.stage.rank,
-            )
-        )
         return
     variants = [("fill", fill) for fill in FILLS] + [("recycled-nan", 0)]
     for index in range(max(runs, len(variants))):
@@ -72,6 +65,16 @@ def _run_on_cpu(session: Session, runs: int) -> None:
                 effective=before,
             )
             guards.clear()
+
+
+def _libc_that_fills() -> ctypes.CDLL:
+    libc = _glibc()
+    if libc is None:
+        raise Unavailable(
+            f"filled allocations need glibc; this is {platform.system()}"
+            f" with {platform.libc_ver()[0] or 'another C library'}"
+        )
+    return libc
 
 
 def _glibc() -> ctypes.CDLL | None:

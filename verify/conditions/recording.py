@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from verify.captures import as_integers, flatten, same_bits
+from verify.conditions.availability import refused_anywhere
 from verify.conditions.watching import instead
 from verify.gradients import differentiate, reached_leaves
 from verify.sessions import Effect, Session
@@ -60,7 +61,8 @@ def recorded(session: Session, device: torch.device, replays: Replays) -> Sessio
     """The same session, whose case is recorded and then replayed `replays.wanted` times.
 
     It returns the first replay that differs from the first one, else the last. Raises
-    CaptureRefused, with `replays.refused` set, when recording fails; torch works on as before.
+    CaptureRefused, with `replays.refused` set, when recording fails on any rank: a peer alone would
+    wait in the replay of a collective. torch works on as before.
     """
     inner = session.stage.case.execute
 
@@ -96,8 +98,12 @@ def recorded(session: Session, device: torch.device, replays: Replays) -> Sessio
                 [generator for generator, _ in generators],
             )
         except CaptureRefused as error:
-            replays.refused = str(error)
+            replays.refused = refused_anywhere(session, str(error))
             raise
+        replays.refused = refused_anywhere(session, "")
+        if replays.refused:
+            graph.reset()
+            raise CaptureRefused(replays.refused)
         try:
             static = {**outputs, **_gradients(session, leaves)}
             found = _replay(graph, pool, static, put_back, replays)
@@ -141,7 +147,7 @@ def _record(
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             outputs = body()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             with suppress(RuntimeError):
                 graph.capture_end()
             _recover(device, pool)
@@ -189,6 +195,8 @@ def _replay(
     replays.elsewhere = sorted(set(static) - set(own))
     replays.poisoned, replays.rewritten = len(own), len(own)
     first: dict[str, Tensor] = {}
+    other: dict[str, Tensor] | None = None
+    # all of them, whatever they give: peers that share a collective replay as often
     for _ in range(replays.wanted):
         for tensor in own.values():
             _bytes_of(tensor).fill_(POISON)
@@ -198,9 +206,9 @@ def _replay(
         replays.done, replays.rewritten = replays.done + 1, min(replays.rewritten, written)
         now = {name: tensor.clone() for name, tensor in static.items()}
         first = first or now
-        if any(not same_bits(now[name], first[name]) for name in static):
-            break
-    return now
+        if other is None and any(not same_bits(now[name], first[name]) for name in static):
+            other = now
+    return now if other is None else other
 
 
 def own_tensors(

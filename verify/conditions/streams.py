@@ -3,12 +3,15 @@
 Kernels that are launched on the default stream although torch's current one is another are not
 ordered with what surrounds them. On a quiet device they mostly come in time. So one variant makes
 the inputs late: right before the call they hold NaNs (integers 0), and their values come only after
-a pause of the side stream. A kernel that does not wait for that stream computes with NaNs.
+a pause of the side stream. A kernel that does not wait for that stream computes with NaNs. The same
+is done to the gradients that arrive at the results: by the time that backward begins, the inputs
+have come, and a kernel of backward on another stream would be in time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,10 +19,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mok import jit
-from verify.captures import as_integers
+from verify.captures import as_integers, flatten
+from verify.conditions.availability import Unavailable, available
 from verify.conditions.cuda_probes import delay_stream
 from verify.conditions.watching import cuda_devices, watched
-from verify.evidence import Trouble
 from verify.sessions import Effect, Session, perform
 
 DELAY = 0.02  # seconds
@@ -28,18 +31,39 @@ VARIANTS = (("side stream", 0, 0.0), ("high priority", -1, 0.0), ("late side str
 
 def run(session: Session, runs: int) -> None:
     """At least `runs` executions, over a side stream, one of high priority, and a late one."""
-    devices = cuda_devices(session)
-    if not devices:
-        _unsupported(session, "none of the case's tensors is on a CUDA device")
+    refusals = (Unavailable, jit.JitError)
+    device = available(session, "stream", lambda: _prepared(cuda_devices(session)), refusals)
+    if device is None:
         return
-    device = devices[0]
-    try:
-        jit.load("conditions/probe.cu", "delay", device=device)  # not for the first time in a case
-        for index in range(max(runs, len(VARIANTS))):
-            name, priority, late = VARIANTS[index % len(VARIANTS)]
-            _on(session, name, device, priority, late, index)
-    except jit.JitError as error:
-        _unsupported(session, f"{type(error).__name__}: {error}")
+    for index in range(max(runs, len(VARIANTS))):
+        name, priority, late = VARIANTS[index % len(VARIANTS)]
+        _on(session, name, device, priority, late, index)
+
+
+def _prepared(devices: Sequence[torch.device]) -> torch.device:
+    if not devices:
+        raise Unavailable("it uses no CUDA device")
+    jit.load("conditions/probe.cu", "delay", device=devices[0])  # not for the first time in a case
+    return devices[0]
+
+
+@dataclass
+class Late:
+    """What was made late in one execution: inputs, and `gradients` of those that were `awaited`.
+
+    hooks: removed afterwards, since a result may be a parameter that lives on.
+    """
+
+    inputs: int = 0
+    awaited: int = 0
+    gradients: int = 0
+    hooks: list[Any] = field(default_factory=list)
+
+    @property
+    def held(self) -> bool:
+        """Whether there was something to be late for, in the forward and wherever a backward began
+        at results on the device."""
+        return self.inputs + self.gradients > 0 and self.gradients == self.awaited
 
 
 def _on(
@@ -48,13 +72,16 @@ def _on(
     stream = torch.cuda.Stream(device, priority=priority)
     usual = torch.cuda.current_stream(device).cuda_stream
     seen: list[int] = []
+    made = Late() if late else None
 
     def began(arguments: dict[str, Any]) -> None:
-        if late:
-            _make_late(device, arguments, late)
+        if made is not None:
+            made.inputs = _make_late(device, arguments, late)
         seen.append(torch.cuda.current_stream(device).cuda_stream)
 
     def ended(returned: Any) -> None:
+        if made is not None and session.stage.case.gradients:
+            _await_gradients(device, returned, late, made)
         seen.append(torch.cuda.current_stream(device).cuda_stream)
 
     torch.cuda.synchronize(device)
@@ -65,38 +92,82 @@ def _on(
             name,
             run=index,
             requested={"stream": name, "priority": priority, "late_ms": round(1000 * late)},
-            effective=partial(effect, seen, usual),
+            effective=partial(effect, seen, usual, made),
         )
+    for hook in made.hooks if made is not None else ():
+        hook.remove()
     torch.cuda.synchronize(device)
 
 
-def _make_late(device: torch.device, arguments: dict[str, Any], seconds: float) -> None:
-    """The inputs on this device get their values only after a pause of the current stream."""
+def _make_late(device: torch.device, arguments: dict[str, Any], seconds: float) -> int:
+    """The inputs on this device get their values only after a pause of the current stream; how many
+    they are. Whatever happens, they get them."""
     leaves = [
         leaf.detach()
         for leaf in pytree.tree_leaves(arguments)
         if isinstance(leaf, torch.Tensor) and leaf.device == device
     ]
     values = [leaf.clone() for leaf in leaves]
-    for leaf in leaves:
-        # an index that is not there would end the process, and with it the evidence
-        if leaf.is_complex():
-            leaf.fill_(complex("nan"))
-        else:
-            as_integers(leaf).fill_(-1 if leaf.is_floating_point() else 0)
-    torch.cuda.current_stream(device).synchronize()
-    delay_stream(device, seconds)
-    for leaf, value in zip(leaves, values, strict=True):
-        as_integers(leaf).copy_(as_integers(value))
+    try:
+        for leaf in leaves:
+            _poison(leaf)
+        torch.cuda.current_stream(device).synchronize()
+        delay_stream(device, seconds)
+    finally:
+        for leaf, value in zip(leaves, values, strict=True):
+            as_integers(leaf).copy_(as_integers(value))
+    return len(leaves)
 
 
-def effect(seen: Sequence[int], usual: int) -> Effect:
-    """In effect where the current stream was another both when the case began and when it ended."""
+def _poison(tensor: torch.Tensor) -> None:
+    """NaN in every element; 0 in integers, since an index that is not there would end the process,
+    and with it the evidence."""
+    if tensor.is_complex():
+        tensor.fill_(complex("nan"))
+    else:
+        as_integers(tensor).fill_(-1 if tensor.is_floating_point() else 0)
+
+
+def _await_gradients(device: torch.device, returned: Any, seconds: float, late: Late) -> None:
+    """The gradients of results on this device will be late as well."""
+    outputs = flatten(returned)[0].values()
+    heads = {id(one): one for one in outputs if one.requires_grad and one.device == device}
+    late.awaited = len(heads)
+    late.hooks += [one.register_hook(_lateness(device, seconds, late)) for one in heads.values()]
+
+
+def _lateness(
+    device: torch.device, seconds: float, late: Late
+) -> Callable[[torch.Tensor], torch.Tensor | None]:
+    """A hook for one result: what it gives is its gradient, on the stream that backward is on."""
+    marked = False
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor | None:
+        nonlocal marked
+        try:
+            value = late_copy(device, gradient, seconds)
+        except RuntimeError:  # not the case's fault; without its mark nothing was in effect
+            return None
+        late.gradients += not marked
+        marked = True
+        return value
+
+    return hook
+
+
+def late_copy(device: torch.device, tensor: torch.Tensor, seconds: float) -> torch.Tensor:
+    """A copy that gets its values only after a pause of the device's current stream."""
+    value = tensor.detach().clone()
+    _make_late(device, {"gradient": value}, seconds)
+    return value
+
+
+def effect(seen: Sequence[int], usual: int, late: Late | None = None) -> Effect:
+    """In effect where the current stream was another both when the case began and when it ended,
+    and what had to be late was."""
     others = sum(one != usual for one in seen)
-    return {"looks": len(seen), "on_another_stream": others}, others == len(seen) == 2
-
-
-def _unsupported(session: Session, detail: str) -> None:
-    session.emit(
-        Trouble(session.plan.case, "unsupported", detail, claim="stream", rank=session.stage.rank)
-    )
+    told = {"looks": len(seen), "on_another_stream": others}
+    if late is not None:
+        told |= {"late_inputs": late.inputs, "late_gradients": late.gradients}
+        told |= {"awaited": late.awaited} if late.awaited != late.gradients else {}
+    return told, others == len(seen) == 2 and (late is None or late.held)

@@ -26,16 +26,17 @@ def watched(
     """The same session, whose case calls `before(arguments)` and `after(what it returned)`.
 
     What a hook raises is not the case's fault and must not look like it: it is passed over, and the
-    condition, which then lacks the hook's marks, was not in effect.
+    condition, which then lacks the hook's marks, was not in effect. A hook leaves the arguments as
+    they were, whatever happens.
     """
     execute = session.stage.case.execute
 
     @functools.wraps(execute)
     def seen(**arguments: Any) -> Any:
-        with suppress(RuntimeError):
+        with suppress(Exception):
             before(arguments)
         returned = execute(**arguments)
-        with suppress(RuntimeError):
+        with suppress(Exception):
             after(returned)
         return returned
 
@@ -58,8 +59,13 @@ def tensors_of(session: Session) -> list[torch.Tensor]:
 
 
 def cuda_devices(session: Session) -> list[torch.device]:
-    """The CUDA devices on which the case has tensors, in order; none for a case on the CPU."""
+    """The CUDA devices on which the case has tensors or took memory, in order; none for a case
+    that works on the CPU alone. One that moves its inputs to a GPU and its results back has both.
+    """
+    base = session.base
+    assert base is not None
     found = {tensor.device for tensor in tensors_of(session) if tensor.device.type == "cuda"}
+    found |= {torch.device("cuda", index) for index in base.devices}
     return sorted(found, key=lambda device: device.index or 0)
 
 

@@ -25,6 +25,7 @@ PAUSE = 100_000  # cycles until a block has made its part of the tile: about 50 
 WORK = 160_000  # cycles of the reader: halfway, as a ratio, between one round of blocks and two
 ODDS = 30  # the reader looks ahead of the barrier once in so many draws
 TILE = 32  # values; csrc/conditions/faults/handover.cu
+STARVED = 0x7FFFDEAD  # bits of a tile whose parts never came; the same file
 SLOW = 1_000_000  # cycles, about half a millisecond
 
 
@@ -113,6 +114,7 @@ def hand_over(
     values: [rows, TILE]. blocks: at least 2; None is as many as run at once on the whole device.
     The fault reads the tile ahead of the barrier once in `odds` draws, always for 0. times: int64
     [2], gets the cycles until the tile was filled and until the reader had done its own work.
+    Where the blocks were kept from running for two seconds, every value is the NaN of STARVED.
     """
     handover = kernel("handover", "planted_handover", values.device, fault=fault)
     # two blocks a multiprocessor: the one that waits for all others leaves room for them anywhere
@@ -265,4 +267,41 @@ def doubled_plus_one(x: Tensor, *, fault: bool) -> Tensor:
         block=256,
         stream=torch.cuda.default_stream(x.device) if fault else None,
     )
+    return out
+
+
+class _Doubled(torch.autograd.Function):
+    """2 x, whose gradient is 2 g by the same kernel."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, fault: bool) -> Tensor:
+        ctx.fault = fault  # type: ignore[attr-defined]
+        return _twice(x, None)
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *upstream: Tensor
+    ) -> tuple[Tensor, None]:
+        (g,) = upstream
+        aside = torch.cuda.default_stream(g.device) if ctx.fault else None  # type: ignore[attr-defined]
+        return _twice(g.contiguous(), aside), None
+
+
+def _twice(x: Tensor, stream: torch.cuda.Stream | None) -> Tensor:
+    out = torch.empty_like(x)
+    kernel("two_streams", "planted_slow_double", x.device).launch(
+        x,
+        out,
+        c_uint32(x.numel()),
+        c_uint32(0),
+        grid=-(-x.numel() // 256),
+        block=256,
+        stream=stream,
+    )
+    return out
+
+
+def doubled(x: Tensor, *, fault: bool) -> Tensor:
+    """2 x for x [count]; the fault launches the kernel of its gradient on the default stream."""
+    out: Tensor = _Doubled.apply(x, fault)
     return out

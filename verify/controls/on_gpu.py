@@ -26,6 +26,7 @@ BIAS = {"x": normal(2048, COLUMNS), "bias": normal(COLUMNS, requires_grad=True)}
 FACTORS = {"a": normal(128, 2048), "b": normal(2048, 128)}
 PARTS = {"values": normal(512, kernels.TILE)}
 FLAT = {"x": normal(1 << 16)}
+LEARNED = {"x": normal(1 << 16, requires_grad=True)}
 
 
 def atomic_bias_gradient(x: Tensor, bias: Tensor) -> Tensor:
@@ -119,6 +120,16 @@ def on_current_stream(x: Tensor) -> Tensor:
     return kernels.doubled_plus_one(x, fault=False)
 
 
+def backward_on_default_stream(x: Tensor) -> Tensor:
+    """Launches the kernel of its gradient on the default stream, whatever backward is on."""
+    return kernels.doubled(x, fault=True)
+
+
+def backward_on_current_stream(x: Tensor) -> Tensor:
+    """Launches it on the stream that backward is on."""
+    return kernels.doubled(x, fault=False)
+
+
 def _planted(
     name: str,
     faulty: Callable[..., Any],
@@ -190,6 +201,14 @@ CONTROLS = (
         on_default_stream,
         on_current_stream,
         FLAT,
+        "stream",
+        also=("repeat",),
+    ),
+    _planted(
+        "gpu/backward-stream",
+        backward_on_default_stream,
+        backward_on_current_stream,
+        LEARNED,
         "stream",
         also=("repeat",),
     ),

@@ -70,7 +70,7 @@ def pattern_of(
     mask = parts.any(dim=-1) if a.is_complex() else parts
     flat = _sample(parts.reshape(-1), comparison.num_differing)
     x, y = left.reshape(-1)[flat], right.reshape(-1)[flat]
-    part = torch.view_as_real(a.detach().resolve_conj()).dtype if a.is_complex() else a.dtype
+    part = a.dtype.to_real() if a.is_complex() else a.dtype
     values = None
     if part.is_floating_point or part in _INTEGERS:
         try:

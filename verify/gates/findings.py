@@ -20,6 +20,7 @@ def findings(
     uncovered: Sequence[str] = (),
     elsewhere: Mapping[str, Path] | None = None,
     failed_controls: Sequence[str] = (),
+    idle_controls: Mapping[str, str] | None = None,
     dirty: Sequence[str] = (),
     cut_off: Sequence[str] = (),
     spent: str | None = None,
@@ -28,7 +29,8 @@ def findings(
     """The findings of a gate, as rows {reason, verdict, detail}.
 
     uncovered: changed sources without a case; elsewhere: where a case has a file of that name.
-    failed_controls: their names. dirty: uncommitted files that are not allowed. cut_off: cases that
+    failed_controls: their names. idle_controls: where not one control ran, what each of them
+    lacks. dirty: uncommitted files that are not allowed. cut_off: cases that
     had to run and did not, and `spent`, why. unclaimed: stored goldens that no case declares.
     """
     found = []
@@ -39,6 +41,10 @@ def findings(
         found.append(_row("not-covered", detail))
     if failed_controls:
         found.append(_row("control-failed", f"failed: {_listed(failed_controls)}"))
+    if idle_controls:
+        lacks = ", ".join(dict.fromkeys(idle_controls.values()))
+        detail = f"none of the chosen controls ran here ({lacks}): {_listed(list(idle_controls))}"
+        found.append(_row("control-failed", f"{detail}; choose some that can in [controls] only"))
     if dirty:
         found.append(_row("dirty-source", f"not committed: {_listed(dirty)}"))
     if cut_off:

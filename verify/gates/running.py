@@ -108,6 +108,8 @@ def run(
                 uncovered=covered.uncovered,
                 elsewhere=covered.elsewhere,
                 failed_controls=checked["failed"],
+                # A checker that nothing was planted for was not checked.
+                idle_controls=checked["not_run"] if checked["status"] == "not-run" else None,
                 dirty=dirty,
                 cut_off=cut_off,
                 spent=ran.spent,

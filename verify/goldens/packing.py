@@ -20,7 +20,7 @@ from verify.budgets import Reference
 from verify.errors import InputFileError, UnsupportedError
 from verify.goldens import PARTS
 from verify.goldens.store import SUFFIX, Entry
-from verify.hashing import digest_tensor
+from verify.hashing import digest_tensor, settled
 from verify.tensor_files import opened
 
 LARGEST = 256 * 2**20  # bytes of one golden: it is held in memory and committed to a repository
@@ -143,7 +143,7 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        value = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        value = settled(tensor.detach()).cpu().contiguous()
         memory = value.untyped_storage().data_ptr()
         found[name] = value.clone() if memory in seen else value
         seen.add(memory)

@@ -16,7 +16,10 @@
 #include "conditions/faults/waiting.cuh"
 
 #define BATCH 16  // loads in flight while parts are added up
-#define PATIENCE 2000000000ull  // nanoseconds until the sum goes on without the parts that are missing
+#ifndef PATIENCE
+#define PATIENCE 2000000000ull  // nanoseconds until the reader gives up: the tile is then STARVED
+#endif
+#define STARVED 0x7FFFDEADu     // a NaN that no sum makes: parts were missing, whatever the fault
 
 #if FAULT
 static __device__ unsigned mixed(unsigned value) {
@@ -75,14 +78,16 @@ extern "C" __global__ void __launch_bounds__(64)
   float here = 0.0f, next = 0.0f;
   bool ahead = false;
   if (threadIdx.x < 32) {
+    unsigned came = 0;
     if (lane == 0) {
       const unsigned long long begin = nanoseconds();
-      while (*(volatile unsigned*)arrived < count && nanoseconds() - begin < PATIENCE) {
+      while ((came = *(volatile unsigned*)arrived) < count && nanoseconds() - begin < PATIENCE) {
       }
     }
-    __syncwarp();
+    came = __shfl_sync(0xFFFFFFFFu, came, 0);
     __threadfence();  // what the others wrote before they counted
-    tile[lane] = sum_of(parts, count, lane);
+    const float whole = sum_of(parts, count, lane);
+    tile[lane] = came < count ? __uint_as_float(STARVED) : whole;
     if (lane == 0) {
       *arrived = 0;
       if (times) times[0] = clock64() - start;
@@ -106,5 +111,6 @@ extern "C" __global__ void __launch_bounds__(64)
     here = tile[lane];
     next = tile[(lane + 1) % 32];
   }
-  out[lane] = 2.0f * next - here;
+  // arithmetic would quieten the NaN to another one
+  out[lane] = __float_as_uint(here) == STARVED ? here : 2.0f * next - here;
 }
