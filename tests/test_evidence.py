@@ -6,54 +6,36 @@ One file of more than 400 lines, since all of it rests on one run as parts.py wr
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 from bench_documents import bench_document
-
-from mok.bench.layer_command import layer
+from click.testing import CliRunner
+from gpu_scripts import gpu_scripts
 
 ROOT = Path(__file__).parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def _load(name: str) -> ModuleType:
-    """A script of ci/gpu as a module of its own name there."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "ci" / "gpu" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    path = list(sys.path)
-    names = ("sources", "extracts", "goals", "evidence", "parts", "tables")
-    try:
-        sys.path.insert(0, str(ROOT / "ci" / "gpu"))  # where Python finds them when they are run
-        yield {name: _load(name) for name in names}
-    finally:
-        sys.path[:] = path
-        for name in (*names, "steps"):
-            sys.modules.pop(name, None)
+    with gpu_scripts() as loaded:
+        yield loaded
 
 
 def test_what_is_committed_is_evidence_and_readme_says_nothing_else(
     scripts: dict[str, ModuleType],
 ) -> None:
-    """Without any evidence README must say that there is none; with some, none may be missing."""
-    found = scripts["evidence"].read()
-    assert scripts["tables"].problems((ROOT / "README.md").read_text(), found) == []
-    assert scripts["evidence"].missing(found) == []
+    """Without any evidence README must say that there is none; with some, what is missing."""
+    found, readme = scripts["evidence"].read(), (ROOT / "README.md").read_text()
+    assert scripts["tables"].problems(readme, found) == []
+    limits = readme.partition("\n## Limits\n")[2]
+    assert [one for one in scripts["evidence"].missing(found) if f"`{one}`" not in limits] == []
 
 
 def test_what_is_committed_was_measured_on_the_commit_that_it_names(
@@ -263,7 +245,8 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
     assert tables.problems(readme, found) == []
     assert tables.written(readme, found) == readme
     assert readme.index("## Measured on GPUs") < readme.index("## Files")
-    assert readme.endswith("## Files\n\ntree\n\n## Limits\n\n- one\n")
+    lacking = "- Not measured on a GPU yet: `h200/bench.json`, `h200/verify-x2.json`.\n"
+    assert readme.endswith(f"## Files\n\ntree\n\n## Limits\n\n{lacking}- one\n")
     assert tables.written(readme, {}).endswith(f"## Limits\n\n{tables.UNMEASURED}- one\n")
     for shown in (
         "d_router",
@@ -286,18 +269,28 @@ def test_figures_that_are_not_those_of_the_evidence_are_told(
     evidence, tables = scripts["evidence"], scripts["tables"]
     collect(run, into=tmp_path)
     found = evidence.read(tmp_path)
-    readme = tables.written("## Files\n", found)
+    readme = tables.written("## Files\n\n## Limits\n\n", found)
     edited = readme.replace("29 of 30", "30 of 30")
     assert tables.problems(edited, found) == ["table 'faults' is not that of the evidence"]
     (tmp_path / "h200" / "faults.json").unlink()
     left = evidence.read(tmp_path)
-    assert tables.problems(readme, left) == ["table 'faults' has no evidence"]
+    assert tables.problems(readme, left)[0] == "table 'faults' has no evidence"
     assert "adds floats" not in tables.written(readme, left)
     cut = readme.replace("<!-- end -->", "", 1)
-    assert any("<!-- end -->" in problem for problem in tables.problems(cut, found))
-    assert tables.problems(tables.UNMEASURED, {}) == []
-    assert tables.problems("no table", {}) == ["nothing was measured: Limits must say it"]
-    shown = f"<!-- evidence: bench -->\n| 1 |\n<!-- end -->\n{tables.UNMEASURED}"
+    twice = readme + tables.END
+    doubled = readme + readme[readme.index("<!-- evidence: tests") : readme.index(tables.END) + 12]
+    for wrong in (cut, twice, doubled):
+        assert any("<!-- end -->" in problem for problem in tables.problems(wrong, found))
+        with pytest.raises(tables.ReadmeError, match="mend that by hand"):  # adds no second table
+            tables.written(wrong, found)
+    for lacks in ("## Limits\n\n", "## Files\n"):
+        with pytest.raises(tables.ReadmeError, match="heading"):
+            tables.written(lacks, found)
+    empty = tables.LIMITS + tables.UNMEASURED
+    assert tables.problems(empty, {}) == []
+    [told] = tables.problems("no table", {})
+    assert told.startswith("Limits must say")
+    shown = f"<!-- evidence: bench -->\n| 1 |\n<!-- end -->\n{empty}"
     assert tables.problems(shown, {}) == ["table 'bench' has no evidence"]
 
 
@@ -324,6 +317,13 @@ def test_two_ranks_stand_beside_one_and_say_how_they_are_joined(
 Change = Callable[[dict[str, Any]], Any]
 
 
+def _nested(levels: int) -> Any:
+    found: Any = {}
+    for _ in range(levels):
+        found = [found]
+    return {"rows": found}
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -338,11 +338,40 @@ Change = Callable[[dict[str, Any]], Any]
         (lambda run: run.update(commit="f" * 40), "not in this history"),
         (lambda run: run.update(dirty=True), "uncommitted"),
         (lambda run: run.update(started="2026-01-02"), "no time"),
+        (lambda run: run.pop("commit"), "commit is missing"),
+        (lambda run: run.pop("parts"), "parts is missing"),
+        (lambda run: run.update(parts=None), "parts is None"),
+        (lambda run: run.update(parts=[]), "parts is empty"),
+        (lambda run: run.update(environment=None), "environment is None"),
+        (lambda run: run["environment"].pop("cuda"), "cuda is missing"),
+        (lambda run: run["environment"]["cuda"].update(devices="NVIDIA H200"), "no CUDA device"),
+        (lambda run: run["environment"]["cuda"].update(devices=[{}]), "name is missing"),
+        (lambda run: run["environment"]["cuda"]["devices"][0].update(name="../.."), "no folder"),
+        (lambda run: run["environment"].update(variables=[]), "variables is"),
+        (lambda run: run.update(ranks="2"), "ranks is '2'"),
+        (lambda run: run.update(ranks=-3), "ranks is -3"),
+        (lambda run: run.update(ranks=True), "ranks is True"),
+        (lambda run: run["parts"][1].pop("seconds"), "seconds is missing"),
+        (lambda run: run["parts"][1].update(seconds=math.nan), "seconds is nan"),
+        (lambda run: run["parts"][1].update(steps=None), "steps is None"),
+        (lambda run: run["parts"][1].update(name="../x"), "'../x'; known are"),
+        (lambda run: run["parts"].append(run["parts"][1]), "'digest' twice"),
+        (lambda run: run["parts"][1]["steps"].append(step("digest", DIGEST)), "'digest' twice"),
+        (lambda run: run["parts"][1]["steps"][0].pop("document"), "document is missing"),
+        (lambda run: run["parts"][0]["steps"][0].update(document="<a>"), "no JUnit XML"),
+        (lambda run: run["parts"][0]["steps"][0].update(document=5), "no JUnit XML"),
+        (lambda run: run["parts"][1]["steps"][0].update(document=[1]), "must be an object"),
+        (lambda run: run["parts"][1]["steps"][0].update(document="1"), "must be an object"),
+        (lambda run: run["parts"][1]["steps"][0].update(document={}), "rows is missing"),
+        (lambda run: run["parts"][1]["steps"][0].update(document=None), "document is missing"),
+        (lambda run: run["parts"][1]["steps"][0].update(document=_nested(500)), "nested"),
+        (lambda run: run["parts"][3]["steps"][0].update(document={}), "command is missing"),
+        (lambda run: run["parts"][2]["steps"][0].update(document={"faults": [{}]}), "is missing"),
         (lambda run: run["parts"][1]["steps"][0].update(status="failed"), "'digest' 'failed'"),
         (lambda run: run["parts"][0]["steps"][0].update(document=FAILING), "a::two"),
         (lambda run: run["parts"][3]["steps"][0]["document"].update(verdict="UNVERIFIED"), "UNVER"),
         (
-            lambda run: run["parts"][1]["steps"][0]["document"].update(rows=["x" * 200_000]),
+            lambda run: run["parts"][1]["steps"][0]["document"].update(note="x" * 200_000),
             "at most 200000",
         ),
     ],
@@ -365,16 +394,32 @@ def test_a_run_that_nobody_could_repeat_is_refused(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda one: one.pop("environment"), "'environment'"),
+        (lambda one: one.pop("environment"), "environment is missing"),
         (lambda one: one.update(commit="HEAD"), "no commit"),
         (lambda one: one.update(status="unavailable"), "not known"),
         (lambda one: one.update(status="failed"), "not known"),
         (lambda one: one.update(status="timed out"), "not known"),
         (lambda one: one.update(dirty=True), "uncommitted"),
-        (lambda one: one.pop("sources"), "'sources'"),
+        (lambda one: one.pop("sources"), "sources is missing"),
         (lambda one: one["sources"].update(csrc="?"), "SHA-256"),
-        (lambda one: one.update(part="faults"), "belongs at h200/faults.json"),
+        (
+            lambda one: one["environment"]["cuda"]["devices"][0].update(name="B"),
+            "belongs at b/digest",
+        ),
         (lambda one: one.update(ranks=2), "belongs at h200/digest-x2.json"),
+        (lambda one: one.update(ranks=-3), "ranks is -3"),
+        (lambda one: one.update(ranks=True), "ranks is True"),
+        (lambda one: one.update(seconds=math.nan), "NaN"),
+        (lambda one: one.update(seconds=-1), "seconds is -1"),
+        (lambda one: one.update(results={"digest": 5}), "digest is 5"),
+        (lambda one: one.update(results={"digest": {}}), "status is missing"),
+        (lambda one: one["results"]["digest"].update(document={}), "rows is missing"),
+        (lambda one: one["results"]["digest"]["document"].update(rows=[_nested(500)]), "nested"),
+        (lambda one: one["environment"]["cuda"].update(devices=[{}]), "name is missing"),
+        (lambda one: one["environment"]["cuda"].update(devices="x"), "must be a list"),
+        (lambda one: one["environment"]["variables"].update(MOK_API_KEY="1"), "a credential"),
+        (lambda one: one.update(command="bash /home/me/gpu.sh"), "a path"),
+        (lambda one: one.update(note={"(/home/me/x": 1}), "a path"),
         (lambda one: one["results"]["digest"].update(note="in /root/x"), "a path"),
         (lambda one: one["environment"].pop("torch"), "no torch"),
     ],
@@ -396,6 +441,96 @@ def test_a_committed_file_that_is_no_evidence_is_named(
     with pytest.raises(evidence.EvidenceError, match=told) as raised:
         evidence.read(tmp_path)
     assert "h200/digest.json" in str(raised.value)
+
+
+def _no_utf8(path: Path) -> None:
+    path.write_bytes(b'{"a": "\xff"}')
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+SPOILT: Mapping[str, Callable[[Path], Any]] = {
+    "not UTF-8": _no_utf8,
+    "a folder": _folder,
+    "a list": lambda path: path.write_text("[1]"),
+    "a number": lambda path: path.write_text("5"),
+    "not JSON": lambda path: path.write_text("{"),
+    "deep": lambda path: path.write_text("[" * 100_000 + "]" * 100_000),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_a_file_that_is_no_document_is_named_by_every_command(
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    spoil: Callable[[Path], Any],
+) -> None:
+    evidence, tables = scripts["evidence"], scripts["tables"]
+    collect(run, into=tmp_path / "kept")
+    given = tmp_path / "run" / "run.json"
+    given.parent.mkdir()
+    given.write_text(json.dumps(run))
+    for path in (given, tmp_path / "kept" / "h200" / "digest.json"):
+        spoil(path)
+    into = tmp_path / "into"
+    done = CliRunner().invoke(evidence.main, ["collect", str(given.parent), "--folder", str(into)])
+    assert (done.exit_code, done.stdout, into.exists()) == (2, "", False)
+    assert "nothing was written" in done.stderr
+    readme = tmp_path / "README.md"
+    readme.write_text("## Files\n\n## Limits\n\n")
+    read = evidence.read
+    monkeypatch.setattr(evidence, "read", lambda: read(tmp_path / "kept"))
+    monkeypatch.setattr(tables.evidence, "read", evidence.read)
+    monkeypatch.setattr(tables, "README", readme)
+    for command, words, code in (
+        (evidence.main, ["check"], 1),
+        (tables.main, [], 2),
+        (tables.main, ["--check"], 2),
+    ):
+        done = CliRunner().invoke(command, words)
+        assert (done.exit_code, done.stdout) == (code, "")
+        assert "h200/digest.json" in done.stderr
+
+
+def test_a_readme_that_cannot_be_written_is_told(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = scripts["tables"]
+    monkeypatch.setattr(tables.evidence, "read", dict)
+    readme = tmp_path / "README.md"
+    monkeypatch.setattr(tables, "README", readme)
+    for words in ([], ["--check"]):
+        assert CliRunner().invoke(tables.main, words).exit_code == 2  # there is none
+    readme.write_bytes(b"\xff")
+    assert CliRunner().invoke(tables.main, ["--check"]).exit_code == 2
+    readme.write_text("# No limits\n")
+    done = CliRunner().invoke(tables.main, [])
+    assert (done.exit_code, readme.read_text()) == (2, "# No limits\n")
+    assert "no heading '## Limits'" in done.stderr
+    assert CliRunner().invoke(tables.main, ["--check"]).exit_code == 1
+    readme.write_text("# One\n\n## Limits\n\n- two\n")
+    assert CliRunner().invoke(tables.main, []).exit_code == 0
+    assert CliRunner().invoke(tables.main, ["--check"]).exit_code == 0
+
+
+def test_a_device_names_a_folder_below_and_credentials_are_not_kept(
+    scripts: dict[str, ModuleType], run: dict[str, Any], collect: Callable[..., Any], tmp_path: Path
+) -> None:
+    cuda = run["environment"]["cuda"]
+    devices = [{**cuda["devices"][0], "name": "nvidia /abs/../../H100 80GB"}]
+    variables = {"MOK_API_KEY": "1", "MOK_X": "2", "NCCL_Y": "TOKEN=3", "CUDA_Z": "(/home/me/x)"}
+    environment = {**run["environment"], "cuda": {**cuda, "devices": devices}}
+    environment["variables"] = variables
+    made = collect({**run, "environment": environment}, into=tmp_path / "a" / "b")
+    assert {path.parent for path in made.written} == {tmp_path / "a" / "b" / "abs-h100-80gb"}
+    kept = json.loads(made.written[0].read_text())["environment"]
+    assert kept["variables"] == {"MOK_X": "2"}
 
 
 def test_a_part_that_did_not_pass_leaves_nothing_and_is_told(
@@ -441,15 +576,33 @@ def test_of_several_measurements_the_newest_is_kept(
     assert found["h200/digest.json"]["measured"] == run["started"]
 
 
-def test_once_a_device_has_evidence_none_may_be_missing(scripts: dict[str, ModuleType]) -> None:
-    missing = scripts["evidence"].missing
+def test_what_a_device_lacks_is_named_in_the_limits_of_readme(
+    scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing, tables = scripts["evidence"].missing, scripts["tables"]
     names = {f"h200/{name}.json": {} for name in (*scripts["evidence"].PARTS, "verify-x2")}
     assert len(names) == 8
     assert missing({}) == []
     assert missing({"b200/digest.json": {}}) == []
     assert missing(names) == []
+    monkeypatch.setattr(tables, "made", lambda _: {})
+    whole = tables.written("## Limits\n\n- one\n", names)
+    assert whole == "## Limits\n\n- one\n"
     for name in names:
-        assert missing({other: {} for other in names if other != name}) == [name]
+        some: dict[str, Any] = {other: {} for other in names if other != name}
+        assert missing(some) == [name]
+        said = f"## Limits\n\n- Not measured on a GPU yet: `{name}`.\n- one\n"
+        assert tables.written(whole, some) == said
+        assert tables.written(said, some) == said
+        assert tables.written(said, names) == whole
+        assert tables.problems(said, some) == []
+        assert len(tables.problems(said, names)) == 1  # it was measured since
+        for wrong in (whole, said + said, f"{tables.UNMEASURED}{said}", f"{said}\n## X\n{said}"):
+            assert len(tables.problems(wrong, some)) == 1
+        elsewhere = said.replace("## Limits\n\n", "## Limits\n\n## Other\n\n")
+        assert len(tables.problems(elsewhere, some)) == 1
+        fewer: dict[str, Any] = {other: {} for other in list(some)[1:]}
+        assert len(tables.problems(said, fewer)) == 1  # one of two is not all
 
 
 def test_a_table_says_which_of_its_sources_changed_since(
@@ -487,117 +640,6 @@ def test_a_goal_that_is_missed_or_not_measured_is_told(scripts: dict[str, Module
     assert {one.met for one in goals.judged({})} == {"not measured"}
     equal = {"rows": [{"dtype": "bf16", "of the read": 1.0, "of hash_tensor": 1.0}]}
     assert [one.met for one in goals.judged(equal)][:2] == ["yes", "NO"]
-
-
-def python(code: str) -> list[str]:
-    return [sys.executable, "-c", code]
-
-
-def test_a_part_that_fails_or_hangs_is_reported_and_the_rest_runs(
-    scripts: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    parts = scripts["parts"]
-    file = tmp_path / "made.json"
-    steps = [
-        parts.Step("good", python("print('{\"a\": 1}')"), "-"),
-        parts.Step("file", python(f"open({str(file)!r}, 'w').write('[2]')"), str(file)),
-        parts.Step("finding", python("print(3); raise SystemExit(1)"), "-", good=(0, 1)),
-        parts.Step("wrong", python("raise SystemExit('because')")),
-        parts.Step("silent", python("pass"), needs="0 errors"),
-        parts.Step("unreadable", python("print('no json')"), "-"),
-        parts.Step("elsewhere", python("raise SystemExit(3)"), unavailable=(3,)),
-        parts.Step("absent", ["no-such-program-here"]),
-        parts.Step("says so", python("raise SystemExit('no tool')"), unsupported=("no tool",)),
-        # a test of ours that fails with a tool's words is a failure
-        parts.Step("quotes", python("raise SystemExit('Device not supported')")),
-        parts.Step("hangs", python("import time; time.sleep(60)")),
-    ]
-    outcome = parts.run_part(parts.Part("p", 9, steps), tmp_path / "p.log", 3.0)
-    found = {one["name"]: one for one in outcome.steps}
-    assert {name: one["status"] for name, one in found.items()} == {
-        "good": "passed",
-        "file": "passed",
-        "finding": "passed",
-        "wrong": "failed",
-        "silent": "failed",
-        "unreadable": "failed",
-        "elsewhere": "unavailable",
-        "absent": "unavailable",
-        "says so": "unavailable",
-        "quotes": "failed",
-        "hangs": "timed out",
-    }
-    assert found["good"]["document"] == {"a": 1}
-    assert found["file"]["document"] == [2]
-    assert found["finding"]["document"] == 3
-    assert "because" in found["wrong"]["why"]
-    assert "because" in (tmp_path / "p.log").read_text()
-    assert outcome.status == "failed"
-    assert outcome.seconds < 20
-
-
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [
-        (["passed", "passed"], 0),
-        (["passed", "failed", "unavailable"], 1),
-        (["timed out"], 1),
-        (["passed", "unavailable"], 3),
-        ([], 3),
-    ],
-)
-def test_the_exit_code_says_what_became_of_the_parts(
-    scripts: dict[str, ModuleType], statuses: list[str], code: int
-) -> None:
-    document = {"parts": [{"status": status} for status in statuses]}
-    assert scripts["parts"].exit_code(document) == code
-
-
-def test_a_tree_without_git_is_told_its_commit(
-    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    source_of = scripts["parts"].source_of
-    assert source_of(tmp_path, None) == {"commit": "unknown", "dirty": None}
-    given = source_of(tmp_path, COMMIT)
-    assert given == {"commit": COMMIT, "dirty": None}
-    place = scripts["parts"].Place("python", tmp_path)
-    made = scripts["parts"].run_all([], place, tmp_path, 1.0, given, print)
-    assert made["sources"] == scripts["sources"].of_tree()  # so that it can be checked where git is
-    assert made["commit"] == COMMIT
-
-
-def test_every_part_is_named_once_and_fits_the_time_of_all(
-    scripts: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    parts = scripts["parts"]
-    found = parts.parts(parts.Place("python", tmp_path))
-    assert tuple(part.name for part in found) == parts.NAMES == scripts["evidence"].PARTS
-    assert set(scripts["tables"].TABLES) == set(parts.NAMES)
-    assert all(part.steps and part.seconds < 470 for part in found)
-    by_name = {part.name: part for part in found}
-    assert by_name["peers"].seconds + by_name["bench"].seconds < 470  # they share a call
-    silent = [one.name for part in found if part.name != "sanitize" for one in part.steps]
-    assert [one.name for part in found for one in part.steps if not one.unsupported] == silent
-
-
-def test_the_benchmark_has_rows_of_ours_on_one_gpu(
-    scripts: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    steps, options = {}, layer.make_context
-    for ranks in (1, 2):
-        place = scripts["parts"].Place("python", tmp_path, ranks)
-        part = next(one for one in scripts["parts"].parts(place) if one.name == "bench")
-        steps[ranks] = {step.name: step for step in part.steps}
-        for step in part.steps:
-            words = list(step.command[step.command.index("layer") + 1 :])
-            given = options("layer", words).params  # the command line knows every option
-            assert given["ranks"] == ranks
-            assert step.document == f"{given['out']}/layer.json"
-    assert set(steps[1]) == {"ours", "layer"}
-    assert set(steps[2]) == {"layer"}
-    assert steps[1]["ours"].document != steps[1]["layer"].document
-    assert "mok" in steps[1]["ours"].command
 
 
 def test_both_steps_of_the_benchmark_are_drawn_and_one_without_a_document_is_named(

@@ -17,9 +17,10 @@ One file per part, `ci/evidence/DEVICE/PART.json`, with `-xN` after PART for N r
     results      by step: "exit", "status", and what it gave (see extracts.py)
 
 A part that failed or could not run leaves no file, and `collect` says so (exit code 1). Refuses
-(exit code 2, and then nothing is written) a run whose commit is unknown or was not what its tree
-held, one with uncommitted changes, and files above 200 kB. Of several measurements of one part the
-newest is kept. `check` also wants all of `REQUIRED` once a device has any evidence.
+(exit code 2, and then nothing is written) what is no run, a run whose commit is unknown or was not
+what its tree held, one with uncommitted changes, and files above 200 kB. Of several measurements of
+one part the newest is kept. What a device with some evidence lacks of `REQUIRED` must be named in
+README's Limits, where tables.py puts it; `check` prints it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-import extracts  # both beside this file
-import sources
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
+
+import extracts  # noqa: E402 - all four beside this file
+import paths  # noqa: E402
+import shapes  # noqa: E402
+import sources  # noqa: E402
+
 FOLDER = ROOT / "ci" / "evidence"
 FORMAT = "mok-verify-evidence-v1"
 RUN_FORMAT = "mok-verify-gpu-run-v1"
@@ -45,22 +51,7 @@ MAX_BYTES = 200_000
 PARTS = ("tests", "digest", "faults", "verify", "peers", "bench", "sanitize")
 MAY_TIME_OUT = ("peers", "bench")  # their steps stand alone: each that ended is worth its row
 REQUIRED = {"h200": (*PARTS, "verify-x2")}
-"""By device, the files that must be there once any is, so that none is lost in silence."""
-FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "format": str,
-    "part": str,
-    "status": str,
-    "commit": str,
-    "dirty": (bool, type(None)),
-    "sources": dict,
-    "measured": str,
-    "ranks": int,
-    "seconds": (int, float),
-    "command": str,
-    "environment": dict,
-    "results": dict,
-}
-
+"""By device, the files that belong together: once one is there, README names those that are not."""
 Json = dict[str, Any]
 
 
@@ -117,9 +108,14 @@ def collect(
 
 
 def _check_run(run: Json) -> None:
-    if run.get("format") != RUN_FORMAT:
-        raise EvidenceError(f"not a run of ci/gpu.sh: format {run.get('format')!r}")
-    if not re.fullmatch(r"[0-9a-f]{40}", str(run["commit"])):
+    if not isinstance(run, dict) or run.get("format") != RUN_FORMAT:
+        given = run.get("format") if isinstance(run, dict) else type(run).__name__
+        raise EvidenceError(f"not a run of ci/gpu.sh: format {given!r}, not {RUN_FORMAT!r}")
+    problem = shapes.RUN(run, "the run")
+    if problem or shapes.too_deep(run):
+        raise EvidenceError(problem or f"the run is nested deeper than {shapes.DEEPEST} levels")
+    _check_names(run)
+    if not re.fullmatch(r"[0-9a-f]{40}", run["commit"]):
         raise EvidenceError(
             f"the run names no commit ({run['commit']!r}), so that nobody could repeat it; "
             "run ci/gpu.sh with --commit SHA"
@@ -131,6 +127,19 @@ def _check_run(run: Json) -> None:
         )
 
 
+def _check_names(run: Json) -> None:
+    """Each part and step once: of two with one name the first would be lost in silence."""
+    named = [part["name"] for part in run["parts"]]
+    unknown = [name for name in named if name not in PARTS]
+    if unknown:
+        raise EvidenceError(f"the run has a part {unknown[0]!r}; known are {', '.join(PARTS)}")
+    steps = [(part["name"], [step["name"] for step in part["steps"]]) for part in run["parts"]]
+    for what, names in (("the run", named), *((f"part {name!r}", some) for name, some in steps)):
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise EvidenceError(f"{what} has {twice[0]!r} twice; only one could be kept")
+
+
 def _kept(part: str, status: str) -> bool:
     return status == "passed" or (status == "timed out" and part in MAY_TIME_OUT)
 
@@ -138,10 +147,10 @@ def _kept(part: str, status: str) -> bool:
 def _there(path: Path) -> Json | None:
     """A file that is there already, if it is evidence."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if problem_of(found, 0) is None else None
-    except (OSError, ValueError):
+        found: Json = shapes.read_json(path)
+    except ValueError:
         return None
+    return found if problem_of(found, 0) is None else None
 
 
 def _when(one: Json) -> datetime:
@@ -166,7 +175,7 @@ def source_problem(one: Json, of_commit: OfCommit = sources.of_commit) -> str | 
 
 
 def missing(found: Mapping[str, Json]) -> list[str]:
-    """What a device that has some evidence lacks of `REQUIRED`."""
+    """What a device that has some evidence lacks of `REQUIRED`; README's Limits name it."""
     return [
         f"{device}/{name}.json"
         for device, names in REQUIRED.items()
@@ -177,15 +186,29 @@ def missing(found: Mapping[str, Json]) -> list[str]:
 
 
 def device_name(environment: Mapping[str, Any]) -> str:
-    """`h200` for NVIDIA H200; several kinds of devices are joined."""
-    names = {str(one["name"]) for one in (environment.get("cuda") or {}).get("devices", ())}
-    words = ["-".join(name.lower().removeprefix("nvidia ").split()) for name in sorted(names)]
-    if not words:
-        raise EvidenceError("the environment names no CUDA device; evidence is of a GPU")
+    """`h200` for NVIDIA H200, fit for a folder's name; several kinds of devices are joined."""
+    problem = shapes.DEVICES((environment.get("cuda") or {}).get("devices"), "devices")
+    if problem:
+        raise EvidenceError(
+            f"the environment names no CUDA device, of which evidence would be: {problem}"
+        )
+    names = {one["name"] for one in environment["cuda"]["devices"]}
+    words = [
+        re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia ")).strip("-")[:60]
+        for name in sorted(names)
+    ]
+    if not all(words):
+        raise EvidenceError(f"no folder can be named after the devices {', '.join(sorted(names))}")
     return "+".join(words)
 
 
 def _evidence(run: Json, part: Json) -> Json:
+    for step in part["steps"]:
+        check = shapes.DOCUMENTS.get(part["name"])
+        if check and step["document"] is not None:
+            problem = check(step["document"], f"the document of step {step['name']!r}")
+            if problem:
+                raise EvidenceError(f"{part['name']}: {problem}")
     ranks = f" --ranks {run['ranks']}" if run["ranks"] > 1 else ""
     return {
         "format": FORMAT,
@@ -193,7 +216,11 @@ def _evidence(run: Json, part: Json) -> Json:
         "status": part["status"],
         "commit": run["commit"],
         "dirty": run["dirty"],
-        "sources": {name: run["sources"].get(name) for name in sources.folders_of(part["name"])},
+        "sources": {
+            name: run["sources"][name]
+            for name in sources.folders_of(part["name"])
+            if name in run["sources"]
+        },
         "measured": run["started"],
         "ranks": run["ranks"],
         "seconds": part["seconds"],
@@ -211,12 +238,11 @@ def read(folder: Path = FOLDER) -> dict[str, Json]:
     found = {}
     for path in sorted(folder.rglob("*.json")):
         name = path.relative_to(folder).as_posix()
-        text = path.read_text(encoding="utf-8")
         try:
-            evidence = json.loads(text)
+            evidence = shapes.read_json(path)
         except ValueError as error:
-            raise EvidenceError(f"{name}: not JSON: {error}") from error
-        problem = problem_of(evidence, len(text)) or _misplaced(evidence, name)
+            raise EvidenceError(f"{name}: {error}") from error
+        problem = problem_of(evidence, path.stat().st_size) or _misplaced(evidence, name)
         if problem:
             raise EvidenceError(f"{name}: {problem}")
         found[name] = evidence
@@ -225,12 +251,9 @@ def read(folder: Path = FOLDER) -> dict[str, Json]:
 
 def problem_of(evidence: Any, size: int) -> str | None:
     """What keeps a document from being evidence, or None."""
-    if not isinstance(evidence, dict):
-        return "not an object"
-    for name, kind in FIELDS.items():
-        value = evidence.get(name)
-        if name not in evidence or not isinstance(value, kind):
-            return f"field {name!r} is missing or of another type"
+    shape = shapes.EVIDENCE(evidence, "it")
+    if shape:
+        return shape
     if evidence["format"] != FORMAT:
         return f"format {evidence['format']!r}; this version reads {FORMAT}"
     part, status = evidence["part"], evidence["status"]
@@ -245,11 +268,9 @@ def problem_of(evidence: Any, size: int) -> str | None:
     problem = _unsourced(evidence) or _undated(evidence)
     if problem:
         return problem
-    cuda = evidence["environment"].get("cuda")
-    if not isinstance(cuda, dict) or not cuda.get("devices") or not cuda.get("driver"):
-        return "its environment names no CUDA device and driver"
-    if not evidence["environment"].get("torch"):
-        return "its environment names no torch"
+    problem = _unnamed(evidence["environment"])
+    if problem:
+        return problem
     if not evidence["results"]:
         return "it holds no result"
     problem = _contradiction(part, status, evidence["results"])
@@ -257,9 +278,18 @@ def problem_of(evidence: Any, size: int) -> str | None:
         return problem
     if size > MAX_BYTES:
         return f"{size} bytes; at most {MAX_BYTES}"
-    held = (evidence["results"], evidence["environment"])
-    path = next((one for one in map(extracts.first_path, held) if one), None)
+    path = paths.first_path(evidence)
     return f"it holds a path of the machine that measured: {path!r}" if path else None
+
+
+def _unnamed(environment: Json) -> str | None:
+    problem = shapes.CUDA(environment.get("cuda"), "cuda")
+    if problem:
+        return f"its environment names no CUDA device and driver: {problem}"
+    if shapes.NAME(environment.get("torch"), "torch"):
+        return "its environment names no torch"
+    private = extracts.private_variables(environment.get("variables", {}))
+    return f"it holds the variable {private[0]}, which may be a credential" if private else None
 
 
 def _unsourced(evidence: Json) -> str | None:
@@ -284,9 +314,12 @@ def _contradiction(part: str, status: str, results: Mapping[str, Any]) -> str | 
     """Why the steps do not bear out the status of the part."""
     allowed = ("passed",) if status == "passed" else ("passed", "timed out")
     for name, step in results.items():
-        held = step.get("status") if isinstance(step, dict) else None
-        if held not in allowed:
-            return f"the part is {status!r}, its step {name!r} {held!r}"
+        if step["status"] not in allowed:
+            return f"the part is {status!r}, its step {name!r} {step['status']!r}"
+        if step["status"] == "passed" or step.keys() - {"exit", "status", "seconds"}:
+            problem = shapes.RESULTS[part](step, f"its result {name!r}")
+            if problem:
+                return problem
         if part == "tests" and (step.get("failed") != [] or not step.get("passed")):
             return f"it passed, but of its tests {step.get('passed')} did, not {step.get('failed')}"
         if part == "verify" and step.get("verdict") != "VERIFIED":
@@ -311,12 +344,12 @@ def main() -> None:
 def _collect(runs: Sequence[Path], folder: Path) -> None:
     """Write ci/evidence/ from run.json files, or folders that hold one."""
     try:
-        found = [
-            json.loads((run / "run.json" if run.is_dir() else run).read_text()) for run in runs
-        ]
-        made = collect(found, folder)
-    except (ValueError, KeyError) as error:  # EvidenceError and NoHistory among them
+        made = collect([_run_of(run) for run in runs], folder)
+    except ValueError as error:  # EvidenceError and NoHistory among them
         click.echo(f"evidence: {error}; nothing was written", err=True)
+        sys.exit(2)
+    except OSError as error:
+        click.echo(f"evidence: not all could be written: {error}", err=True)
         sys.exit(2)
     for path in made.written:
         click.echo(f"{path} {path.stat().st_size} bytes")
@@ -327,12 +360,20 @@ def _collect(runs: Sequence[Path], folder: Path) -> None:
     sys.exit(1 if made.left_out else 0)
 
 
+def _run_of(place: Path) -> Any:
+    path = place / "run.json" if place.is_dir() else place
+    try:
+        return shapes.read_json(path, strict=False)  # a part that is not kept may hold NaN
+    except ValueError as error:
+        raise EvidenceError(f"{path}: {error}") from error
+
+
 @main.command("check")
 def _check() -> None:
-    """Read every committed file; exit code 1 when one is no evidence, or lacks what it names."""
+    """Read every committed file; exit code 1 when one is no evidence, or not of its commit."""
+    told: list[str] = []
     try:
         found = read()
-        told = [f"{name} is missing" for name in missing(found)]
         for name, one in found.items():
             problem = source_problem(one)
             told += [f"{name}: {problem}"] if problem else []
@@ -343,7 +384,9 @@ def _check() -> None:
         sys.exit(1)
     for text in told:
         click.echo(f"evidence: {text}", err=True)
-    click.echo(f"{len(found)} files")
+    lacking = missing(found)
+    unmeasured = f"; not measured: {', '.join(lacking)}" if lacking else ""
+    click.echo(f"{len(found)} files{unmeasured}")
     sys.exit(1 if told else 0)
 
 

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
+
+import paths  # beside this file
 
 ENVIRONMENT = ("platform", "machine", "cpu_model", "cpu_count", "python", "torch", "torch_git")
 _VARIABLES = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH_", "PYTORCH_", "MOK_")
-_PATH = re.compile(r"(^|[\s=:,;'\"])~?/[\w.]")  # of the machine that measured: no one's business
 
 Json = dict[str, Any]
 
 
 def environment_of(record: Mapping[str, Any]) -> Json:
     """Without what names the machine rather than its kind: values that hold paths are left out."""
+    held = record.get("variables") or {}
+    private = private_variables(held)
     variables = {
         name: value
-        for name, value in (record.get("variables") or {}).items()
-        if name.startswith(_VARIABLES) and not _PATH.search(str(value))
+        for name, value in held.items()
+        if name.startswith(_VARIABLES) and name not in private and not paths.first_path(value)
     }
-    kept = {name: record.get(name) for name in ENVIRONMENT}
-    cuda = _without_paths(record["cuda"])
-    return {**kept, "flags": record.get("flags"), "variables": variables, "cuda": cuda}
+    kept = {name: record.get(name) for name in (*ENVIRONMENT, "flags", "cuda")}
+    cleaned = paths.without_paths(kept)
+    assert isinstance(cleaned, dict)
+    return {**cleaned, "variables": variables}
+
+
+def private_variables(held: Mapping[str, str]) -> list[str]:
+    """Variables that verify's own record would not hold, since they look like credentials."""
+    from verify.environment import variables  # with torch, for which no table waits
+
+    return sorted(held.keys() - variables(held).keys())
 
 
 def result_of(part: str, step: Json) -> Json:
@@ -33,26 +42,16 @@ def result_of(part: str, step: Json) -> Json:
     if step["document"] is not None:
         entry |= RESULTS.get(part, _whole)(step["document"])
     if "said" in step:
-        entry["said"] = step["said"]
+        entry["said"] = paths.without_paths(step["said"])
     return entry
 
 
 def _whole(document: Json) -> Json:
     """A document as it is, without what the evidence says already, and without paths."""
     kept = {name: value for name, value in document.items() if name != "environment"}
-    cleaned = _without_paths(kept)
+    cleaned = paths.without_paths(kept)
     assert isinstance(cleaned, dict)
     return {"document": cleaned}
-
-
-def _without_paths(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_paths(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_without_paths(one) for one in value]
-    if isinstance(value, str) and _PATH.search(value):
-        return re.sub(r"~?/[\w./+-]+", lambda found: Path(found.group()).name, value)
-    return value
 
 
 def _tests(document: str) -> Json:
@@ -75,7 +74,7 @@ def _tests(document: str) -> Json:
 def _verify(document: Json) -> Json:
     """Verdicts, counts and findings of a result document, without digests and tile maps."""
     return {
-        "command": _without_paths(document["command"]).split(" --report ")[0],
+        "command": paths.command_without_report(document["command"]),
         "verdict": document["verdict"],
         "ranks": document["ranks"],
         "totals": document["totals"],
@@ -85,8 +84,8 @@ def _verify(document: Json) -> Json:
 
 def _case(case: Json) -> Json:
     return {
-        "case": _without_paths(case["case"]),
-        "description": case["description"],
+        "case": paths.without_paths(case["case"]),
+        "description": paths.without_paths(case["description"]),
         "verdict": case["verdict"],
         "ranks": case["ranks"],
         "device": case.get("device", ""),
@@ -113,11 +112,11 @@ def _finding(finding: Json) -> Json:
     difference = finding.get("difference") or {}
     return {
         "reason": finding["reason"],
-        "detail": _without_paths(finding["detail"])[:300],
+        "detail": paths.without_paths(finding["detail"])[:300],
         "tensor": finding.get("tensor"),
         "variant": finding.get("variant"),
-        "lines": [_without_paths(line) for line in difference.get("lines", ())[:3]],
-        "suggests": list(difference.get("suggests", ())[:2]),
+        "lines": [paths.without_paths(line) for line in difference.get("lines", ())[:3]],
+        "suggests": paths.without_paths(list(difference.get("suggests", ())[:2])),
     }
 
 
@@ -128,12 +127,3 @@ RESULTS: Mapping[str, Callable[[Any], Json]] = {
 }
 """What of a step's document is kept: counts for tests, verdicts for verify and peers, and for the
 others the document as it is, under `document`."""
-
-
-def first_path(value: Any) -> str | None:
-    """A text with a path of a machine, if a document holds one."""
-    if isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, list):
-        return next((path for one in value if (path := first_path(one))), None)
-    return value if isinstance(value, str) and _PATH.search(value) else None

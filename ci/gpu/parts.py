@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -20,8 +20,10 @@ from types import MappingProxyType
 from typing import Any
 
 import click
+import options  # all three beside this file
 import sources
-from steps import ROOT, Part, Step, run_part  # both beside this file
+from options import NAMES
+from steps import ROOT, Part, Step, run_part
 
 from verify import devices
 from verify.environment import environment, source_state
@@ -231,7 +233,7 @@ def run_all(
         document["parts"].append(outcome.to_json())
         document["seconds"] = round(time.monotonic() - started, 1)
         partial = out / "run.partial"
-        partial.write_text(json.dumps(document, indent=1) + "\n")
+        partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         partial.replace(out / "run.json")
         say(f"{name}: {outcome.status} in {outcome.seconds:.0f} s")
         for step in outcome.steps:
@@ -249,31 +251,16 @@ def exit_code(document: dict[str, Any]) -> int:
     return 0 if found == {"passed"} else UNAVAILABLE
 
 
-NAMES = ("tests", "digest", "faults", "verify", "peers", "bench", "sanitize")
-
-
-def _names(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
-    asked = tuple(name.strip() for name in value.split(",") if name.strip())
-    unknown = [name for name in asked if name not in NAMES]
-    if unknown or not asked:
-        raise click.BadParameter(f"no part {value!r}; allowed are {', '.join(NAMES)}")
-    return tuple(name for name in NAMES if name in asked)
-
-
-def _limits(
-    _context: click.Context, _parameter: click.Parameter, values: Sequence[str]
-) -> dict[str, float]:
-    found = {}
-    for value in values:
-        name, _, text = value.partition("=")
-        if name not in NAMES or not text.isdigit() or int(text) == 0:
-            raise click.BadParameter(f"{value!r}; allowed is PART=SECONDS, such as peers=200")
-        found[name] = float(text)
-    return found
+def _end(number: int, _frame: object) -> None:
+    """Ends by way of an exception, so that the running step and the files of all are cleared."""
+    signal.signal(number, signal.SIG_IGN)  # a second one must not cut that short
+    sys.exit(128 + number)
 
 
 @click.command()
-@click.option("--parts", "chosen", callback=_names, default=",".join(NAMES), show_default=True)
+@click.option(
+    "--parts", "chosen", callback=options.names, default=",".join(NAMES), show_default=True
+)
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
     "--out",
@@ -281,23 +268,33 @@ def _limits(
     default=Path("report/gpu"),
     show_default=True,
 )
-@click.option("--seconds", type=click.FloatRange(1), default=470.0, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    callback=options.finite,
+    default=470.0,
+    show_default=True,
+)
 @click.option(
     "--limit",
     "limits",
     multiple=True,
-    callback=_limits,
+    callback=options.limits,
     metavar="PART=SECONDS",
     help="Another time for one part. May be repeated.",
 )
-@click.option("--commit", help="The commit of which this tree is a copy; evidence checks it.")
+@click.option(
+    "--commit",
+    callback=options.commit,
+    help="The commit of which this tree is a copy, 40 hex digits; evidence checks it.",
+)
 @click.option("--allow-dirty", is_flag=True, help="Measure uncommitted changes; recorded.")
 def main(
     chosen: tuple[str, ...],
     ranks: int,
     out: Path,
     seconds: float,
-    limits: dict[str, float],
+    limits: Mapping[str, float],
     commit: str | None,
     allow_dirty: bool,
 ) -> None:
@@ -314,13 +311,15 @@ def main(
     if present < ranks:
         click.echo(f"{ranks} ranks need {ranks} CUDA devices, {present} are here", err=True)
         sys.exit(2)
-    out.mkdir(parents=True, exist_ok=True)
-    raw = Path(tempfile.mkdtemp(prefix="mok-gpu-"))
-    try:
-        place = Place(sys.executable, raw, ranks)
+    options.make_usable(out, chosen)
+    if source["commit"] == "unknown":
+        click.echo("no commit is known, so that this can be no evidence; see --commit", err=True)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _end)
+    with tempfile.TemporaryDirectory(prefix="mok-gpu-", ignore_cleanup_errors=True) as raw:
+        place = Place(sys.executable, Path(raw), ranks)
         document = run_all(chosen, place, out, seconds, source, click.echo, limits)
-    finally:
-        shutil.rmtree(raw, ignore_errors=True)
     code = exit_code(document)
     done = ", ".join(f"{part['name']} {part['status']}" for part in document["parts"])
     click.echo(f"commit {document['commit']}, {document['seconds']:.0f} s: {done}; exit {code}")

@@ -19,6 +19,13 @@ from verify.device_parts import Range, Shard
 from verify.device_tiles import tile_digests
 from verify.hashing import digest_on_host
 
+TUNINGS = (
+    Tuning(),
+    Tuning(stages=2, striped=True),
+    Tuning(bulk=1),
+    Tuning(bulk=1, before=1, striped=True),
+)
+
 
 def main() -> int:
     raw = torch.arange(70_001, dtype=torch.int64, device="cuda") * 0x1E3779B97F4A7C15
@@ -35,6 +42,8 @@ def main() -> int:
         "transposed": table.t(),
         "bytes transposed": raw.view(torch.uint8)[1:30_001].view(100, 300).t(),
         "conjugated": raw[:2000].view(torch.complex64).conj(),
+        "conjugated, transposed": raw[:4200].view(torch.complex128).view(30, 70).t().conj(),
+        "negated": raw[1:2001].view(torch.complex64).conj().imag,
         "shard": many,
         "few rows": many[:10],
         "range": raw.view(torch.int16)[:999],
@@ -45,12 +54,19 @@ def main() -> int:
         "range": Range(77, (5000,)),
     }
     wrong = []
-    for tuning in (Tuning(), Tuning(words=16, stages=4)):
+    newest = torch.cuda.get_device_capability() >= (9, 0)
+    for tuning in TUNINGS if newest else TUNINGS[:2]:
         plan = DigestPlan(tensors, layouts=layouts, tuning=tuning)
         plan.launch()
         for name, found in plan.digests().items():
             if found != digest_on_host(tensors[name], layouts.get(name)):
                 wrong.append(f"{name} ({tuning})")
+        if tuning.striped:  # which needs 16 tiles of a CTA
+            long = raw.repeat(130)
+            plan = DigestPlan([long], tuning=tuning)
+            plan.launch()
+            if plan.digests()["0"] != digest_on_host(long):
+                wrong.append(f"long ({tuning})")
     tiles = tile_digests(raw, 1000)
     if tiles.total() != digest_on_host(raw) or tiles.differing(tile_digests(raw.cpu(), 1000)):
         wrong.append("tiles")

@@ -22,7 +22,9 @@ PLUGIN = "_mok_verify_pytest.py"
 MEASURED = ("csrc", "verify", "mok", "ci/gpu")
 FOLDERS = (*MEASURED, "tests", PLUGIN)
 SUFFIXES = (".py", ".cu", ".cuh", ".sh", ".json", ".jinja", ".safetensors")
-READERS = tuple(f"ci/gpu/{name}.py" for name in ("evidence", "extracts", "goals", "tables"))
+READERS = tuple(
+    f"ci/gpu/{name}.py" for name in ("evidence", "extracts", "goals", "paths", "shapes", "tables")
+)
 """What reads evidence and measures nothing; it may change without making evidence stale."""
 _PATIENCE = 60.0  # seconds for a git command
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_TAIL = 4000
+DEEPEST = 100  # levels of a document; those of ours have about ten
 
 
 @dataclass(frozen=True)
@@ -89,22 +91,21 @@ def _run_step(step: Step, log: Path, limit: float) -> dict[str, Any]:
     if limit <= 1:
         return {**entry, "status": "timed out", "exit": None, "seconds": 0.0, "document": None}
     started = time.monotonic()
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
             code = _wait(step.command, output, errors, limit)
         except OSError as error:
-            with open(log, "a") as file:
-                file.write(f"$ {' '.join(step.command)}\n{error}\n")
+            _append(log, f"$ {' '.join(step.command)}\n{error}\n")
             why = {"status": "unavailable", "exit": None, "why": str(error), "document": None}
             return {**entry, "seconds": 0.0, **why}
         output.seek(0)
         errors.seek(0)
-        printed, said = output.read(), errors.read()
+        raw = output.read()
+        printed, said = _text(raw), _text(errors.read())
     seconds = round(time.monotonic() - started, 1)
-    with open(log, "a") as file:
-        shown = "" if step.document == "-" else printed
-        file.write(f"$ {' '.join(step.command)}\n{shown}{said}[exit {code}, {seconds} s]\n")
-    document, problem = _document(step, printed)
+    document, problem = _document(step, raw)
+    shown = "" if step.document == "-" and not problem else printed
+    _append(log, f"$ {' '.join(step.command)}\n{shown}{said}[exit {code}, {seconds} s]\n")
     whole = printed + said
     if code is None:
         status = "timed out"
@@ -143,12 +144,44 @@ def _wait(command: Sequence[str], output: Any, errors: Any, limit: float) -> int
         process.wait()
 
 
-def _document(step: Step, printed: str) -> tuple[Any, str]:
+def _text(raw: bytes) -> str:
+    """Output as text; what is no UTF-8 must not keep the rest from being read."""
+    return raw.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _append(log: Path, text: str) -> None:
+    with open(log, "a", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+
+
+def _document(step: Step, raw: bytes) -> tuple[Any, str]:
     """What the step left, and why it cannot be read; XML as text."""
     if not step.document:
         return None, ""
     try:
-        text = printed if step.document == "-" else Path(step.document).read_text()
-        return (text if step.document.endswith(".xml") else json.loads(text)), ""
-    except (OSError, ValueError) as error:
+        held = raw if step.document == "-" else Path(step.document).read_bytes()
+        text = held.decode("utf-8")
+        if step.document.endswith(".xml"):
+            ElementTree.fromstring(text)
+            return text, ""
+        found = json.loads(text)
+    except (OSError, ValueError, RecursionError, ElementTree.ParseError) as error:
         return None, f"its document cannot be read: {error}"
+    if _deeper(found, DEEPEST):
+        return None, f"its document cannot be read: it is nested deeper than {DEEPEST} levels"
+    return found, ""
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested deeper: what can be read cannot always be written."""
+    layer = [value]
+    for _ in range(levels + 1):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, list | dict)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not layer:
+            return False
+    return True

@@ -3,10 +3,13 @@
     python ci/gpu/tables.py            write them; a table that README lacks is added
     python ci/gpu/tables.py --check    exit code 1 when README's are not those of the evidence
 
+Exit code 2: the evidence or README cannot be read, or has no place for the tables.
+
 A table stands between `<!-- evidence: NAME -->` and `<!-- end -->`. No figure is typed by hand: a
 table without evidence, evidence without its table, and another text than the one made here are
 errors alike. Where the sources that a part measured are not those of this tree any more, the line
-under its table says so. README says as well when nothing was measured at all.
+under its table says so. README's Limits say as well that nothing was measured, or which parts of
+ci/gpu.sh were not on a device that has evidence of others.
 """
 
 from __future__ import annotations
@@ -31,11 +34,27 @@ README = ROOT / "README.md"
 SECTION = "## Measured on GPUs"
 BEFORE = "## Files"
 UNMEASURED = "- Nothing of this was measured on a GPU yet: `ci/evidence/` is empty.\n"
+LACKING = "- Not measured on a GPU yet: "
 LIMITS = "## Limits\n\n"
+END = "<!-- end -->"
 _BLOCK = re.compile(r"<!-- evidence: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end -->", re.DOTALL)
+
+_LACKING = re.compile(rf"^{re.escape(LACKING)}.*\n", re.MULTILINE)
 
 Json = Mapping[str, Any]
 Evidence = Mapping[str, Json]
+
+
+class ReadmeError(ValueError):
+    """A README into which the tables cannot be put; the message says why."""
+
+
+def unmeasured(found: Evidence) -> str:
+    """The line of README's Limits that names what was not measured; empty when all was."""
+    if not found:
+        return UNMEASURED
+    lacking = evidence.missing(found)
+    return f"{LACKING}{', '.join(f'`{name}`' for name in lacking)}.\n" if lacking else ""
 
 
 def made(found: Evidence, now: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
@@ -63,16 +82,43 @@ def problems(readme: str, found: Evidence) -> list[str]:
         for name, text in shown.items()
         if name in tables and text != tables[name][1]
     ]
-    if readme.count("<!-- evidence:") != len(shown):
-        told.append("a marker `<!-- evidence: NAME -->` without its own `<!-- end -->`")
-    if (UNMEASURED in readme) == bool(found):
-        told.append("nothing was measured: " + ("no longer so" if found else "Limits must say it"))
-    return told
+    return [*told, *_unclosed(readme), *_unsaid(readme, found)]
+
+
+def _unclosed(readme: str) -> list[str]:
+    names = [match["name"] for match in _BLOCK.finditer(readme)]
+    counts = {readme.count("<!-- evidence:"), readme.count(END), len(names), len(set(names))}
+    if len(counts) == 1:
+        return []
+    return [f"a marker `<!-- evidence: NAME -->` without its own `{END}`, or a table twice"]
+
+
+def _unsaid(readme: str, found: Evidence) -> list[str]:
+    """Where README's Limits do not say of what was not measured what they must."""
+    wanted = unmeasured(found)
+    said = UNMEASURED * readme.count(UNMEASURED) + "".join(_LACKING.findall(readme))
+    _, _, after = readme.partition(LIMITS)
+    limits = f"\n{after}".partition("\n## ")[0]
+    if said == wanted and wanted in limits:
+        return []
+    if wanted:
+        return [f"Limits must say, once and nothing else of it: {wanted.strip()}"]
+    return [f"all was measured, but README says: {said.strip()}"]
 
 
 def written(readme: str, found: Evidence) -> str:
-    """README with every table as the evidence has it; tables without evidence are taken out."""
+    """README with every table as the evidence has it; tables without evidence are taken out.
+
+    Raises ReadmeError for a README with a marker that is not closed, or without the headings that
+    the tables and the limits stand at.
+    """
+    unclosed = _unclosed(readme)
+    if unclosed:
+        raise ReadmeError(f"README has {unclosed[0]}; mend that by hand")
     tables = made(found)
+    line = unmeasured(found)
+    if line and LIMITS not in readme:
+        raise ReadmeError(f"README has no heading {LIMITS.strip()!r} with an empty line after it")
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
@@ -83,18 +129,20 @@ def written(readme: str, found: Evidence) -> str:
     missing = [name for name in tables if name not in shown]
     if missing:
         added = "".join(f"### {tables[n][0]}\n\n{_block(n, tables[n][1])}\n\n" for n in missing)
+        if SECTION not in text and f"{BEFORE}\n" not in text:
+            raise ReadmeError(f"README has neither heading {SECTION!r} nor {BEFORE!r}")
         if SECTION not in text:
             text = text.replace(f"{BEFORE}\n", f"{SECTION}\n\n{BEFORE}\n", 1)
         start = text.index(SECTION)
         end = text.find("\n## ", start + 1)
         end = len(text) if end < 0 else end + 1
         text = text[:end] + added + text[end:]
-    text = text.replace(UNMEASURED, "")
-    return text if found else text.replace(LIMITS, LIMITS + UNMEASURED, 1)
+    text = _LACKING.sub("", text.replace(UNMEASURED, ""))
+    return text.replace(LIMITS, LIMITS + line, 1)
 
 
 def _block(name: str, text: str) -> str:
-    return f"<!-- evidence: {name} -->\n{text}<!-- end -->"
+    return f"<!-- evidence: {name} -->\n{text}{END}"
 
 
 def _source(one: Json, now: Mapping[str, str]) -> str:
@@ -309,16 +357,18 @@ def main(check: bool) -> None:
     """Make README's tables from ci/evidence/."""
     try:
         found = evidence.read()
-    except evidence.EvidenceError as error:
+        readme = README.read_text(encoding="utf-8")
+        if check:
+            told = problems(readme, found)
+        else:
+            README.write_text(written(readme, found), encoding="utf-8")
+    except (OSError, ValueError) as error:  # EvidenceError and ReadmeError among them
         click.echo(f"tables: {error}", err=True)
-        sys.exit(1)
-    readme = README.read_text(encoding="utf-8")
+        sys.exit(2)
     if check:
-        told = problems(readme, found)
         for problem in told:
             click.echo(f"tables: {problem}; run python ci/gpu/tables.py", err=True)
         sys.exit(1 if told else 0)
-    README.write_text(written(readme, found), encoding="utf-8")
     click.echo(f"{len(made(found))} tables from {len(found)} files")
 
 
