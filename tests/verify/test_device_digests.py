@@ -19,6 +19,9 @@ from verify.digests import Digest
 from verify.errors import UnsupportedError
 from verify.hashing import digest, digest_on_host, digest_shard, digest_tensor
 
+# complex32 is among the dtypes; torch says once per process that it is experimental
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
 COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
 DTYPES = [*ITEM_BYTES, *COMPLEX]
 
