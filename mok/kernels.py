@@ -45,13 +45,6 @@ _FAULTS = "conditions/faults"
 
 CATALOGUE: tuple[Variant, ...] = (
     Variant("digest/digest.cu", ("digest",), dynamic_shared=67584),
-    Variant(
-        "digest/digest.cu",
-        ("digest",),
-        (("BULK", 1), ("BEFORE", 1)),
-        needs=("sm_90a", "sm_100a"),
-        dynamic_shared=65856,
-    ),
     *_each("conditions/busy.cu", ("busy",), "WORK", range(3)),
     *_each("conditions/hold.cu", ("hold",), "HAMMER", range(2)),
     Variant("conditions/probe.cu", ("chase", "delay", "locate", "stamp")),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from verify import devices, randomness
+from verify import allocations, devices, randomness
 from verify.captures import flatten
 from verify.cases import Case, case_of, device_name
 from verify.comparison import compare
@@ -85,6 +85,7 @@ def check_here(found: Found, plan: Plan, golden: Path | None = None) -> CaseVerd
     records: list[Record] = []
     generators, device = randomness.snapshot(), devices.current()
     stage: Stage | Failure | None = None
+    allocations.give_back()
     try:
         stage = set_up(found, 0, 1, None, lambda failure: failure)
         if isinstance(stage, Stage):

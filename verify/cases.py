@@ -8,11 +8,10 @@ decorator `case` builds one from a plain function.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
-
-import torch
 
 from verify import devices
 from verify.errors import CaseError
@@ -167,7 +166,8 @@ def device_name(given: Any) -> str:
 
     Raises CaseError for another type or another device.
     """
-    name = str(given) if isinstance(given, torch.device) else given
+    torch = sys.modules.get("torch")  # whoever has a torch.device has imported it
+    name = str(given) if torch is not None and isinstance(given, torch.device) else given
     if not isinstance(name, str):
         raise CaseError(
             f"device is {given!r}; allowed are the texts cpu, cuda and cuda:N, such as 'cuda:1', "

@@ -9,8 +9,9 @@ a tensor and 32 for each digest, nothing in proportion to the data. Work goes to
 stream of the tensors' device. A prepared plan replays as a CUDA graph.
 
 Where the kernel cannot run, `digest_tensors` copies to the host and computes there;
-`verify.device_kernel.digest_backend` says which it is, and why. Refuses a plan on tensors of
-several devices, and to launch when a tensor has moved since the plan was made.
+`verify.device_kernel.digest_backend` says which it is, and why. So it does with a tensor that would
+take too many parts. Refuses a plan on tensors of several devices, to launch when a tensor has moved
+since the plan was made, and digests of tensors whose shape has changed since.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from torch import Tensor
 
 from mok.launching import raw_stream
 from verify.device_dense import DenseMemory, dense_memory, pack_wholes, unchanged
-from verify.device_inputs import Header, Place, device_of, fill, header_of, named
+from verify.device_inputs import (
+    Header,
+    Place,
+    device_of,
+    fill,
+    form_of,
+    header_of,
+    in_few_parts,
+    named,
+)
 from verify.device_kernel import DEFAULT_TUNING, Tuning, loaded
 from verify.device_parts import PartTable
 from verify.digests import Digest
@@ -36,6 +46,7 @@ from verify.lanes import DEFAULT_SEED, key_seeds
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
+NOT_RUN = -1  # in all lanes until a launch has run; no digest has that, but by a chance of 2**-256
 STRIPED_FROM = 16  # tiles of a CTA and part from which on striping pays for its flushes
 
 
@@ -48,6 +59,7 @@ class DigestPlan:
 
     Contents may change in place between launches; the digests are those at the launch. The tensors
     are kept alive, and read where they were when the plan was made. Make it outside of a capture.
+
     ValueError for layouts that do not fit, UnsupportedError for tensors that cannot be read there.
     """
 
@@ -60,23 +72,28 @@ class DigestPlan:
         tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
         names, values = named(tensors)
-        dense = None if layouts else dense_memory(values)
+        placed = _placed(layouts)
+        dense = None if placed else dense_memory(values)
         if dense is not None:
             self._read_dense(names, values, dense, seed, tuning)
-            return
-        places = [(layouts or {}).get(name) for name in names]
-        self._index, table = device_of(values), PartTable()
-        self._addresses = fill(table, values, places, self._index)
-        headers = [header_of(t, place) for t, place in zip(values, places, strict=True)]
-        self._describe(names, values, headers)
-        packed, num_tiles = table.pack(tuning.geometry)
-        self._prepare(packed, num_tiles, table.plain, len(values), seed, tuning)
+        else:
+            places = [placed.get(name) for name in names]
+            self._index, table = device_of(values), PartTable()
+            self._addresses = fill(table, values, places, self._index)
+            headers = [header_of(t, place) for t, place in zip(values, places, strict=True)]
+            self._describe(names, values, headers)
+            packed, num_tiles = table.pack(tuning.geometry)
+            self._prepare(packed, num_tiles, table.plain, len(values), seed, tuning)
+        self.lanes.fill_(NOT_RUN)  # a first launch that is captured runs only when that is replayed
 
     @classmethod
     def of_table(
         cls, tensor: Tensor, table: PartTable, outputs: int, seed: int, tuning: Tuning
     ) -> DigestPlan:
-        """A plan for parts that somebody else described, all of them in `tensor`."""
+        """A plan for parts that somebody else described, all of them in `tensor`.
+
+        For `lanes`, and to be launched at once, outside of a capture.
+        """
         plan = cls.__new__(cls)
         plan._index, plan._addresses = device_of((tensor,)), [tensor.data_ptr()]
         plan._describe((), (tensor,), [])
@@ -88,7 +105,10 @@ class DigestPlan:
     def of_dense(
         cls, names: tuple[str, ...], tensors: tuple[Tensor, ...], dense: DenseMemory, seed: int
     ) -> DigestPlan:
-        """A plan for tensors that `dense_memory` has read already."""
+        """A plan for tensors that `dense_memory` has read already.
+
+        To be launched at once, outside of a capture.
+        """
         plan = cls.__new__(cls)
         plan._read_dense(names, tensors, dense, seed, DEFAULT_TUNING)
         return plan
@@ -112,6 +132,7 @@ class DigestPlan:
     ) -> None:
         """headers: None for dense tensors, whose headers are read when they are needed."""
         self.names, self._tensors, self._headers = names, tensors, headers
+        self._forms = None if headers is None else [*map(form_of, tensors)]
 
     def _prepare(
         self,
@@ -128,7 +149,7 @@ class DigestPlan:
             raise UnsupportedError(
                 f"no digest on the device: {found.reason}. digest_tensors copies to the host"
             )
-        with _current(index):
+        with _current(index), _not_of_inference():
             if torch.cuda.is_current_stream_capturing():
                 raise UnsupportedError("make a DigestPlan before the capture; launch it inside")
             self._stream = torch.cuda.current_stream()
@@ -162,8 +183,12 @@ class DigestPlan:
     def launch(self, stream: torch.cuda.Stream | None = None) -> None:
         """Zeroes the lanes and adds up the digests, on `stream` or torch's current one.
 
-        Does not wait, and may be captured. UnsupportedError if a tensor's memory is not where it
-        was when the plan was made.
+        Does not wait, and may be captured: keep the plan as long as the graph. `torch.cuda.graph`
+        waits for what the plan copied to the device when it was made. After a `capture_begin` of
+        your own on another stream, make the stream on which you replay wait for the one on which
+        the plan was made or launched last, or synchronise before the first replay.
+        UnsupportedError if a tensor's memory is not where it was when the plan was made, or the
+        stream is another device's.
         """
         self._enter(stream)
         with _current(self._index), _on(stream):
@@ -193,7 +218,8 @@ class DigestPlan:
             self._graph.replay()
 
     def digests(self) -> dict[str, Digest]:
-        """By name, as of the last launch; waits for it. UnsupportedError when there was none.
+        """By name, as of the last launch; waits for it. UnsupportedError when there was none, or
+        none has run, and when a tensor's shape or strides were changed in place.
 
         A launch that was captured into a graph of yours runs when you replay that: synchronise with
         the stream where you did before you call this.
@@ -206,20 +232,34 @@ class DigestPlan:
         if current != self._stream:
             current.wait_stream(self._stream)
         rows = self.lanes.cpu().numpy().view(np.uint64).tolist()
-        headers = self._headers if self._headers is not None else self._dense_headers()
+        if rows[0] == [NOT_RUN % 2**64] * 4:
+            raise UnsupportedError(
+                "the launch of this DigestPlan was captured and has not run: replay the graph first"
+            )
         return {
             name: Digest(dtype, shape, count, tuple(row))
-            for name, (dtype, shape, count), row in zip(self.names, headers, rows, strict=True)
+            for name, (dtype, shape, count), row in zip(
+                self.names, self._checked_headers(), rows, strict=True
+            )
         }
 
-    def _dense_headers(self) -> list[Header]:
-        """Of tensors that are as they were read. UnsupportedError when the shape of one is not."""
-        if not unchanged(self._tensors, self._sizes):
+    def _checked_headers(self) -> list[Header]:
+        """Of tensors that are as they were read. UnsupportedError when the shape of one is not.
+
+        Of dense tensors the bytes count, and the shape is that of now.
+        """
+        if self._headers is None:
+            same = unchanged(self._tensors, self._sizes)
+        else:
+            same = [*map(form_of, self._tensors)] == self._forms
+        if not same:
             raise UnsupportedError(
                 "a tensor's shape or strides were changed in place since the DigestPlan was made: "
                 "make a new one"
             )
-        return [header_of(t, None) for t in self._tensors]
+        if self._headers is None:
+            return [header_of(t, None) for t in self._tensors]
+        return self._headers
 
     def _record(self) -> None:
         self.lanes.zero_()
@@ -228,6 +268,11 @@ class DigestPlan:
 
     def _enter(self, stream: torch.cuda.Stream | None) -> None:
         """Checks addresses, and puts a launch on another stream behind the last one."""
+        if stream is not None and stream.device_index != self._index:  # handles may be the same
+            raise UnsupportedError(
+                f"a DigestPlan on cuda:{self._index} is launched on a stream of that device, not "
+                f"on one of cuda:{stream.device_index}"
+            )
         if [*map(Tensor.data_ptr, self._tensors)] != self._addresses:
             raise UnsupportedError(
                 "a tensor's memory is not where it was when the plan was made (assigned to .data, "
@@ -261,12 +306,12 @@ def digest_tensors(
     from verify import hashing
 
     names, values = named(tensors)
-    dense = None if layouts else dense_memory(values)
+    places = _placed(layouts)
+    dense = None if places else dense_memory(values)
     if dense is not None and loaded(dense.index).kernel is not None:
         plan = DigestPlan.of_dense(names, values, dense, seed)
         plan.launch()
         return plan.digests()
-    places = layouts or {}
     found: dict[str, Digest] = {}
     on_devices: dict[int, dict[str, Tensor]] = {}
     for name, t in zip(names, values, strict=True):
@@ -274,16 +319,27 @@ def digest_tensors(
         if plain.is_cuda and loaded(plain.get_device()).kernel is not None:
             if plain.is_neg() and not (plain.is_floating_point() or plain.is_complex()):
                 plain = plain.resolve_neg()
-            on_devices.setdefault(plain.get_device(), {})[name] = plain
-        else:
-            found[name] = hashing.digest_on_host(t, places.get(name), seed)
+            if in_few_parts(plain, places.get(name)):
+                on_devices.setdefault(plain.get_device(), {})[name] = plain
+                continue
+        found[name] = hashing.digest_on_host(t, places.get(name), seed)
     plans = []
     for some in on_devices.values():
-        plans.append(DigestPlan(some, seed=seed, layouts=layouts))
+        plans.append(DigestPlan(some, seed=seed, layouts=places))
         plans[-1].launch()
     for plan in plans:
         found |= plan.digests()
     return {name: found[name] for name in names}
+
+
+def _placed(layouts: Mapping[str, Place | None] | None) -> dict[str, Place]:
+    """Without the names of tensors that are whole."""
+    return {name: place for name, place in (layouts or {}).items() if place is not None}
+
+
+def _not_of_inference() -> AbstractContextManager[object]:
+    """Tensors made here may be changed outside of torch.inference_mode, too."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

@@ -10,13 +10,25 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from verify.device_parts import PartTable, Range, ShardLike, parts_of
+from verify.device_parts import (
+    MAX_DIMS,
+    PartTable,
+    Range,
+    ShardLike,
+    TooManyParts,
+    parts_of,
+)
 from verify.errors import UnsupportedError
 from verify.hashing import dtype_name, plain_tensor
 
 Place = Range | ShardLike
 Header = tuple[str, tuple[int, ...], int]
 """dtype, shape and count of a Digest."""
+
+
+def form_of(t: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides, in elements."""
+    return tuple(t.shape), t.stride()
 
 
 def header_of(t: Tensor, place: Place | None) -> Header:
@@ -46,6 +58,17 @@ def device_of(tensors: Sequence[Tensor]) -> int:
             "takes any"
         )
     return index
+
+
+def in_few_parts(t: Tensor, place: Place | None) -> bool:
+    """Whether the kernel can be told a plain tensor; errors are those of `parts_of`, but one."""
+    if t.dim() < MAX_DIMS:  # numbers wider than a unit take one axis more
+        return True
+    try:
+        parts_of(t, place)
+    except TooManyParts:
+        return False
+    return True
 
 
 def fill(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -20,7 +20,6 @@ from verify.lanes import BLOCK
 SOURCE, ENTRY = "digest/digest.cu", "digest"
 KERNEL, HOST = "cuda-kernel", "host"
 OLDEST = (8, 0)  # cp.async
-COPY_ENGINE = (9, 0)  # cp.async.bulk
 
 
 @dataclass(frozen=True)
@@ -28,18 +27,22 @@ class Tuning:
     """The macros of the kernel; the defaults are those of the source, as `mok build` compiles it.
 
     words: consecutive words of a thread, 16 or 32; a CTA's threads share a block of 4096. stages:
-    tiles on their way to shared memory, a power of 2. prefetch: bytes that a read pulls into L2; 0,
-    128 or 256. bulk: 1 for the copy engine of sm_90 and later. before: 1 to take words before a run
-    instead of keys behind it; needs bulk. striped: no macro; whether CTAs take every n-th tile of
-    long contiguous tensors, instead of as many in a row.
+    tiles on their way to shared memory, a power of 2 from 2 on. prefetch: bytes that a read pulls
+    into L2; 0, 128 or 256. striped: no macro; whether CTAs take every n-th tile of long contiguous
+    tensors, instead of as many in a row. ValueError for `stages` that are none of these.
     """
 
     words: int = 16
     stages: int = 4
     prefetch: int = 0
-    bulk: int = 0
-    before: int = 0
     striped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stages < 2 or self.stages & (self.stages - 1):
+            raise ValueError(
+                f"stages is {self.stages}; give a power of 2 from 2 on, such as 4: a tile is read "
+                "while the next one is on its way"
+            )
 
     @functools.cached_property
     def macros(self) -> dict[str, int]:
@@ -58,15 +61,13 @@ class Tuning:
 
     @functools.cached_property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the stages, which also have to hold the table."""
-        sharing = self.threads if self.bulk else 32  # threads of one ring
-        chunk = 16 * sharing + 16
-        ring = self.threads // sharing * self.stages * (self.words // 4 * chunk + 16 * self.bulk)
-        return max(ring, 8 * (BLOCK + 4))
+        """Dynamic shared memory of a block: its stages, in whose place the table has room."""
+        chunk = 16 * 32 + 16  # of a warp's threads, with what lies behind it
+        return self.threads // 32 * self.stages * (self.words // 4) * chunk
 
 
 DEFAULT_TUNING = Tuning()
-"""The fastest that was measured; where there is no copy engine the variant without it runs."""
+"""The fastest that was measured: the variant that `mok build` compiles."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,14 @@ def loaded(index: int, tuning: Tuning = DEFAULT_TUNING) -> Loaded:
     """The digest kernel on device `index`, compiled and loaded at first use."""
     if (found := torch.cuda.get_device_capability(index)) < OLDEST:
         return Loaded(None, reason=f"cuda:{index} has capability {found}, {OLDEST} is needed")
-    if tuning.bulk and found < COPY_ENGINE:
-        tuning = replace(tuning, bulk=0, before=0)
     try:
         kernel = jit.load(SOURCE, ENTRY, macros=tuning.macros, device=index)
+        per_sm = kernel.resident_blocks(tuning.threads, tuning.shared_bytes)
     except (jit.CompilerMissing, jit.DeviceMissing, jit.ArchitectureUnsupported) as error:
         return Loaded(None, reason=str(error))
     except jit.JitError as error:
         warnings.warn(f"digests are taken on the host: {error}", RuntimeWarning, stacklevel=2)
         return Loaded(None, reason=str(error))
-    per_sm = kernel.resident_blocks(tuning.threads, tuning.shared_bytes)
     count = torch.cuda.get_device_properties(index).multi_processor_count
     return Loaded(kernel, tuning, per_sm * count)
 

@@ -44,6 +44,10 @@ ITEM_BYTES = {
 """Element sizes of the real dtypes that a digest takes."""
 
 
+class TooManyParts(UnsupportedError):
+    """A tensor's dimensions do not merge, and it would need more than MAX_PARTS parts."""
+
+
 class ShardLike(Protocol):
     """A tensor that is the entries `start ...` of dimension `dim` of a whole."""
 
@@ -100,7 +104,7 @@ class Part:
 
     address: of its first byte. unit: bytes that lie together, 1, 2, 4 or 8; 0 when all do. axes:
     slowest first, at most one of them cut, and that not the first; empty when contiguous. flip:
-    bits to invert in the words 0 .. 3 (mod 4) of the whole. group: bytes that share an output.
+    bits to invert in the words 0 .. 3 (mod 4) of the whole.
     """
 
     address: int
@@ -115,7 +119,8 @@ def parts_of(t: Tensor, place: Range | ShardLike | None = None) -> list[Part]:
     """The parts of a plain strided tensor; none for an empty one.
 
     Lazily conjugated and negated tensors are described as they are, without a copy. ValueError when
-    it does not lie in the whole that `place` says; UnsupportedError as the module says.
+    it does not lie in the whole that `place` says; UnsupportedError as the module says, of the kind
+    TooManyParts for a layout that would need too many.
     """
     item = t.element_size()
     shape = tuple(t.shape)
@@ -208,7 +213,7 @@ def _divided(part: Part) -> Iterator[Part]:
     outer, inner = axes[:leading], axes[leading:]
     count = math.prod(axis.kept for axis in outer)
     if count > MAX_PARTS:
-        raise UnsupportedError(
+        raise TooManyParts(
             f"a tensor of {len(axes)} dimensions that do not merge would need {count} parts, and "
             f"{MAX_PARTS} are the most: give t.contiguous()"
         )

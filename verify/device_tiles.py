@@ -21,7 +21,7 @@ from verify.device_digests import DigestPlan
 from verify.device_kernel import DEFAULT_TUNING, Tuning, loaded
 from verify.device_parts import PartTable, Range, parts_of
 from verify.digests import Digest
-from verify.hashing import digest_on_host, dtype_name, integer_view, plain_tensor
+from verify.hashing import digest_on_host, dtype_name, integer_view, plain_tensor, settled
 from verify.lanes import DEFAULT_SEED
 
 
@@ -102,7 +102,7 @@ def _on_device(
         t = t.resolve_neg()
     parts = parts_of(t)
     if len(parts) > 1:  # more dimensions than one part can have
-        t = t.contiguous()
+        t = settled(t).contiguous()  # torch's own copy may change the bits of conjugated NaNs
         parts = parts_of(t)
     table = PartTable()
     for part in parts:

@@ -16,10 +16,12 @@ import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-
-import torch
+from typing import TYPE_CHECKING
 
 from verify.errors import CaseError
+
+if TYPE_CHECKING:
+    import torch
 
 _NAME = re.compile(r"cpu|cuda(?::(0|[1-9][0-9]?))?")
 
@@ -34,11 +36,15 @@ def parse(name: str) -> tuple[str, int | None]:
 
 def count() -> int:
     """CUDA devices that this process may use; 0 where torch sees none."""
+    import torch
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def missing_device(device: str) -> str | None:
     """Why nothing can run on `device` here, or None."""
+    import torch
+
     if not device or parse(device)[0] == "cpu":
         return None
     present, (_, index) = count(), parse(device)
@@ -86,6 +92,8 @@ def enter(device: str, rank: int, world: int) -> torch.device | None:
     One rank alone has the current CUDA device. Ranks of several machines go by LOCAL_RANK. Raises
     CaseError when the device is not here.
     """
+    import torch
+
     if not device:
         return None
     kind, index = parse(device)
@@ -102,11 +110,15 @@ def enter(device: str, rank: int, world: int) -> torch.device | None:
 
 def current() -> int | None:
     """torch's current CUDA device; None before CUDA is in use, when the first one will be."""
+    import torch
+
     return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else None
 
 
 def restore(index: int | None) -> None:
     """Makes the device current again that `current` gave."""
+    import torch
+
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):  # after a CUDA error nothing runs on any device any more
             torch.cuda.set_device(index or 0)

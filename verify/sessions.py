@@ -17,7 +17,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from verify.allocations import devices_used, look, other_streams
+from verify.allocations import devices_used, free_unused, look, other_streams
 from verify.assembly import Part, differing_wholes
 from verify.captures import Layout, facts_of, same_bits
 from verify.digests import Digest
@@ -36,7 +36,7 @@ class Base:
     """The first execution: kept tensors, their digests, and what it was given.
 
     devices: CUDA devices on which it took memory. own_streams: how many streams other than torch's
-    current ones it took memory for.
+    current ones had memory after it.
     """
 
     given: Given
@@ -78,6 +78,7 @@ def first(session: Session) -> Base:
     """The base execution. In a fresh process it is settled against the main process's digests."""
     stage = session.stage
     given = give(stage, stage.world, stage.rank)
+    free_unused()  # with what the setup left free a stream of the case's own would not show
     before = look()
     capture = execute(stage, given, group=session.group)
     started, after = time.perf_counter(), look()

@@ -105,8 +105,7 @@ digest(const Part *parts, u32 num_parts, u64 num_tiles, u64 table_seed, u64 bloc
        u32 step) {
   __shared__ u64 sums[WARPS * 4];
   __shared__ Task task;
-  __shared__ uint4 seams[32];  // the last three words of blocks
-  extern __shared__ __align__(16) uint4 shared[];  // SHARED_BYTES, or the table
+  extern __shared__ __align__(16) uint4 shared[];  // the stages, or the table
   const Seeds seeds = {table_seed, block_seed};
   if (threadIdx.x == 0) {
     task.next = step == 1 ? num_tiles * blockIdx.x / gridDim.x : blockIdx.x;
@@ -120,7 +119,7 @@ digest(const Part *parts, u32 num_parts, u64 num_tiles, u64 table_seed, u64 bloc
     __syncthreads();
     if (threadIdx.x == 0) find_task(task, parts, num_parts, num_tiles, step);
     __syncthreads();
-    if (task.blocks) stream_tiles(lanes, task, seeds, shared, seams);
+    if (task.blocks) stream_tiles(lanes, task, seeds, shared);
 #pragma unroll 1
     for (int side = 0; side < 2; ++side)
       add_quads(lanes, task, side ? task.done_to : task.from, side ? task.to : task.done_from,

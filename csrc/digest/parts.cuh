@@ -14,12 +14,6 @@ typedef unsigned char u8;
 #ifndef PREFETCH
 #define PREFETCH 0  // bytes that a read pulls into L2: 0, 128 or 256
 #endif
-#ifndef BULK
-#define BULK 0  // 1: the copy engine of sm_90 and later fills shared memory
-#endif
-#ifndef BEFORE
-#define BEFORE 0  // 1: a run takes three words before it, instead of three keys behind it
-#endif
 
 constexpr int BLOCK = 4096;            // words that share one multiplier
 constexpr int THREADS = BLOCK / WORDS; // of a CTA, which takes a block at a time: a tile
@@ -31,7 +25,7 @@ constexpr int BLOCK_QUADS = BLOCK / 4;
 constexpr int MAX_DIMS = 8;
 constexpr u64 TABLE_WORTHWHILE = 6;  // quads of a thread from which on the table is built
 static_assert((STAGES & (STAGES - 1)) == 0, "tiles go round the stages without a division");
-static_assert(BULK || !BEFORE, "only the copy engine brings what is before a chunk");
+static_assert(STAGES >= 2, "a tile is read while the next one is on its way");
 static_assert(WORDS == 16 || WORDS == 32, "a CTA's threads share one block");
 
 // A range of a tensor's bytes. `offset` is where it begins in the whole tensor. Sizes and strides

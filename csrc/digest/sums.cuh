@@ -35,16 +35,3 @@ __device__ __forceinline__ void add_run(u64 (&lanes)[4], const u64 (&table)[N + 
     for (int l = 0; l < 4; ++l) lanes[l] += (u64)keys[(j + l) & 3] * words[j];
   }
 }
-
-// The same without those keys: a key serves the word at its own place and the three before it, so
-// words[0] lies three places before table[0].
-template <int N>
-__device__ __forceinline__ void add_keys(u64 (&lanes)[4], const u64 (&table)[N], u64 multiplier,
-                                         const u32 (&words)[N + 3]) {
-#pragma unroll
-  for (int p = 0; p < N; ++p) {
-    const u32 k = key(table[p], multiplier);
-#pragma unroll
-    for (int l = 0; l < 4; ++l) lanes[l] += (u64)k * words[p + 3 - l];
-  }
-}

@@ -54,14 +54,13 @@ __device__ __forceinline__ void read_run(u32 (&words)[WORDS], u32 run, u32 off) 
 // allocation.
 template <bool SHIFTED>
 __device__ __forceinline__ void add_tiles(u64 (&lanes)[4], const u8 *origin, const Task &task,
-                                          const Seeds &seeds, const uint4 *shared, uint4 *seams) {
-  constexpr Extra EXTRA = SHIFTED ? BEHIND_IT : BEFORE ? BEFORE_IT : NONE;
-  constexpr int KEYS = EXTRA == BEFORE_IT ? WORDS : WORDS + 3;
+                                          const Seeds &seeds, const uint4 *shared) {
+  constexpr int KEYS = WORDS + 3;
   u32 off = SHIFTED ? (u32)(u64)origin & 15 : 0;
   const u32 tiles = task.blocks, step = task.step;
-  Copies copies = begin_copies<EXTRA>((u32)__cvta_generic_to_shared(shared),
-                                      origin - off + task.block * TILE_BYTES, step * TILE_BYTES,
-                                      tiles);
+  Copies copies = begin_copies<SHIFTED>((u32)__cvta_generic_to_shared(shared),
+                                        origin - off + task.block * TILE_BYTES, step * TILE_BYTES,
+                                        tiles);
   const u32 number = run_of(copies.member);
   u32 run = copies.ring + run_begin(copies.member);
   u64 table[KEYS];
@@ -72,8 +71,6 @@ __device__ __forceinline__ void add_tiles(u64 (&lanes)[4], const u8 *origin, con
   }
   keep_in_register(run), keep_in_register(copies.ring), keep_in_register(copies.far);
   if (SHIFTED) keep_in_register(off);
-  u32 seam = (u32)__cvta_generic_to_shared(seams);
-  keep_in_register(seam);
   u32 tile = 0;
 #pragma unroll 1
   while (tile < tiles) {
@@ -82,56 +79,27 @@ __device__ __forceinline__ void add_tiles(u64 (&lanes)[4], const u8 *origin, con
     const u64 multipliers = multiplier_of(seeds, block);
 #pragma unroll 1
     do {
-      wait_for(copies, tile);
+      wait_for();
       const u32 here = run + tile % STAGES * STAGE_BYTES;
-      if constexpr (EXTRA == BEFORE_IT) {
-        u32 wide[WORDS + 4], words[WORDS + 3];
-        read_pieces<0, PIECES + 1>(wide, here);
-#pragma unroll
-        for (int j = 0; j < WORDS + 3; ++j) words[j] = wide[j + 1];
-        if (number == THREADS - 1)
-          write_shared(seam + tile % 32 * 16,
-                       {wide[WORDS], wide[WORDS + 1], wide[WORDS + 2], wide[WORDS + 3]});
-        go_on<EXTRA>(copies, tile);
-        add_keys(lanes, table, __shfl_sync(~0u, multipliers, (int)(tile % 32)), words);
-      } else {
-        u32 words[WORDS];
-        read_run<SHIFTED>(words, here, off);
-        go_on<EXTRA>(copies, tile);
-        add_run<WORDS>(lanes, table, __shfl_sync(~0u, multipliers, (int)(tile % 32)), words);
-      }
+      u32 words[WORDS];
+      read_run<SHIFTED>(words, here, off);
+      go_on<SHIFTED>(copies, tile);
+      add_run<WORDS>(lanes, table, __shfl_sync(~0u, multipliers, (int)(tile % 32)), words);
       ++tile;
     } while (tile % 32 && tile < tiles);
-    if (EXTRA == BEFORE_IT && threadIdx.x / 32 == WARPS - 1) {
-      // a block's last three words take keys of the three entries behind its own, too
-      __syncwarp();
-      const u32 own = threadIdx.x % 32;
-      if ((tile - 1) / 32 * 32 + own < tile) {
-        const uint4 last = seams[own];
-        const u32 words[6] = {last.y, last.z, last.w, 0, 0, 0};
-        u64 behind[3];
-#pragma unroll
-        for (int p = 0; p < 3; ++p) behind[p] = splitmix64(seeds.table, BLOCK + p);
-        add_keys(lanes, behind, multipliers, words);
-      }
-      __syncwarp();
-    }
   }
-  end_copies(copies);
+  end_copies();
 }
 
 // Streams what a task in contiguous memory has of whole tiles.
 __device__ __forceinline__ void stream_tiles(u64 (&lanes)[4], Task &task, const Seeds &seeds,
-                                             uint4 *shared, uint4 *seams) {
+                                             uint4 *shared) {
   const u8 *origin = task.part->data - task.part->offset;  // where byte 0 of the whole would lie
-#if BULK
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
   __syncthreads();  // others may still read the table, or what was streamed before
   if (threadIdx.x == 0) task.table_built = false;
   if ((u64)origin & 15)
-    add_tiles<true>(lanes, origin, task, seeds, shared, seams);
+    add_tiles<true>(lanes, origin, task, seeds, shared);
   else
-    add_tiles<false>(lanes, origin, task, seeds, shared, seams);
+    add_tiles<false>(lanes, origin, task, seeds, shared);
   __syncthreads();
 }

@@ -209,6 +209,19 @@ def test_the_caller_s_world_is_as_before() -> None:
     assert torch.get_num_threads() == threads
 
 
+def test_unused_memory_is_given_back_before_the_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr("verify.api.allocations.give_back", lambda: order.append("given back"))
+
+    def setup() -> dict[str, Tensor]:
+        order.append("setup")
+        return {"x": torch.arange(3.0)}
+
+    case = verify.Case(name="c", execute=lambda x: x * 2, setup=setup, claims=("repeat",))
+    assert verify.check(case).verdict is Verdict.VERIFIED
+    assert order == ["given back", "setup"]
+
+
 def test_assert_repeatable_says_what_differs() -> None:
     with pytest.raises(AssertionError) as caught:
         verify.assert_repeatable(scattered(from_system), verify.generate("x", (N, H)))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import verify
+from verify import allocations
 from verify.cases import Case
 from verify.conditions import CONDITIONS, cuda_contention
 from verify.conditions.cuda_loads import busy_stream, held_multiprocessors
@@ -40,6 +41,7 @@ def run(
     case = Case(name="c", execute=function, **options)
     records: list[Record] = []
     plan = Plan("c", "c", [claim], 1, {claim: runs}, random=case.random)
+    allocations.give_back()  # as before every case of a run
     session = Session(prepare(case), plan, records.append)
     first(session)
     CONDITIONS[claim](session, runs)
@@ -210,10 +212,41 @@ def test_a_stream_of_the_case_s_own_is_out_of_reach(claim: str) -> None:
         here.wait_stream(stream)
         return out
 
-    torch.cuda.empty_cache()  # as before every case of a run
     verdict, own = run(claim, aside, gradients=False)
     assert reasons(verdict) == {"no-effect"}
     assert all(e.effective["own_streams"] == 1 for e in own)
+
+
+def test_a_stream_that_the_setup_warmed_up_is_noticed() -> None:
+    streams: list[torch.cuda.Stream] = []
+    alive: list[Tensor] = []
+
+    def setup() -> dict[str, Tensor]:
+        streams.append(torch.cuda.Stream())
+        with torch.cuda.stream(streams[0]):
+            torch.zeros(256, 512, device="cuda").mul_(2)
+            alive.append(torch.ones(1, device="cuda"))  # its segment has room for more
+        torch.cuda.synchronize()
+        return {"scale": torch.ones(4, 1)}
+
+    def aside(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        here = torch.cuda.current_stream()
+        streams[0].wait_stream(here)
+        with torch.cuda.stream(streams[0]):
+            out = x[:4] * scale
+        here.wait_stream(streams[0])
+        return out
+
+    verdict, own = run("memory", aside, gradients=False, setup=setup)
+    assert reasons(verdict) == {"no-effect"}
+    assert all(e.effective["own_streams"] == 1 for e in own)
+
+
+def test_streams_of_conditions_are_not_the_next_case_s() -> None:
+    run("stream", layer)
+    run("sms", layer)
+    _, own = run("memory", layer)
+    assert not any("own_streams" in e.effective for e in own)
 
 
 def test_a_case_that_waits_for_the_device_has_no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,8 +171,10 @@ def test_what_counts_as_filled_and_as_shifted() -> None:
     assert cuda_memory.filled_effect([(9, 10)]) == ({"filled_allocations": 9, "of": 10}, True)
     assert not cuda_memory.filled_effect([(8, 10)])[1]
     assert not cuda_memory.filled_effect([])[1]
-    told, held = cuda_memory.shifted_effect([0, 2**21], [2**22 + 512, 2**21])
-    assert (told, held) == ({"moved": 1, "other_offset": 1, "of": 2}, True)
+    told, held = cuda_memory.shifted_effect([0, 2**21], [2**22 + 512, 2**23])
+    assert (told, held) == ({"moved": 2, "other_offset": 1, "of": 2}, True)
+    assert cuda_memory.shifted_effect(range(10), [0, *range(11, 20)])[1]
+    assert not cuda_memory.shifted_effect(range(10), [0, 1, *range(12, 20)])[1]
     assert not cuda_memory.shifted_effect([0, 512], [0, 512])[1]
     assert not cuda_memory.shifted_effect([0], [512, 1024])[1]
     assert not cuda_memory.shifted_effect([], [])[1]

@@ -333,6 +333,17 @@ def test_a_later_replay_that_differs_is_the_one_that_is_told(
     assert {f.tensor for f in claim.findings} == {"a"}
 
 
+def test_every_cuda_error_while_recording_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("out of memory\nadvice")
+
+    monkeypatch.setattr(recording, "_captured", broken)
+    with pytest.raises(recording.CaptureRefused, match="OutOfMemoryError: out of memory advice"):
+        recording._record(CUDA, dict, ())
+    monkeypatch.setattr(torch, "zeros", broken)
+    recording._recover(CUDA, (0, 1))  # nor does mending hide what went wrong
+
+
 def test_what_cannot_be_recorded_is_unsupported_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

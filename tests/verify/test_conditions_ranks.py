@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,10 +127,26 @@ def test_a_load_that_a_peer_cannot_make_ends_the_claim_for_all(
     monkeypatch.setattr(cuda_contention, "opened", opened)
     monkeypatch.setattr(cuda_contention, "_under_cold_cache", lambda *args: (0, 0.001))
     session, records = session_of("contention", lambda x: x * 2)
-    session.agree = Peers(2)
+    session.agree = Peers(4)  # they agree twice on the devices before
     cuda_contention.run(session, 3, [CUDA])
     assert [type(r) for r in records] == [Trouble]
     assert closed == ["load"]
+
+
+def test_a_device_that_answers_with_an_error_ends_contention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(device: Any) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    session, records = session_of("contention", lambda x: x * 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", broken)
+    cuda_contention.run(session, 3, [CUDA])
+    (trouble,) = records
+    assert (trouble.reason, trouble.detail) == (
+        "unsupported",
+        "RuntimeError: CUDA error: out of memory",
+    )
 
 
 class Broken:
@@ -207,14 +224,58 @@ def test_devices_are_those_on_which_memory_was_asked_for() -> None:
     assert devices_used(Look({}, frozenset()), Look({0: 0, 1: 9}, frozenset())) == (1,)
 
 
-def test_new_segments_of_other_streams_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> set[allocations.Segment]:
+    """No segments from before the case, whatever other tests left."""
+    segments: set[allocations.Segment] = set()
+    monkeypatch.setattr(allocations, "_left", segments)
+    return segments
+
+
+def test_segments_of_other_streams_count(
+    monkeypatch: pytest.MonkeyPatch, left: set[allocations.Segment]
+) -> None:
     stream = type("Stream", (), {"cuda_stream": 7})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     before = Look({0: 1}, frozenset({(0, 9, 4096)}))
     same = Look({0: 2}, frozenset({(0, 9, 4096), (0, 7, 8192)}))
     other = Look({0: 2}, same.segments | {(0, 8, 16384), (0, 8, 20480), (0, 9, 0)})
+    assert other_streams(before, same) == 1  # the setup may have left it, with room
+    assert other_streams(before, other) == 2
+    left |= before.segments
     assert other_streams(before, same) == 0
     assert other_streams(before, other) == 2
+    assert other_streams(Look({0: 1}, frozenset()), same) == 1  # freed, and taken again
+
+
+def test_what_is_full_before_a_case_or_a_condition_s_own_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch, left: set[allocations.Segment]
+) -> None:
+    def segment(stream: int, address: int, *states: str) -> dict[str, Any]:
+        blocks = [{"state": state} for state in states]
+        return {"device": 0, "stream": stream, "address": address, "blocks": blocks}
+
+    used, free = "active_allocated", "inactive"
+    snapshot = [segment(8, 0, used, used), segment(8, 512, used, free), segment(9, 1024, free)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: snapshot)
+    left.add((0, 8, 4096))  # not there any more
+    allocations.give_back()
+    assert left == {(0, 8, 0)}
+    allocations.leave(CUDA, SimpleNamespace(cuda_stream=9))
+    assert left == {(0, 8, 0), (0, 9, 1024)}
+
+
+def test_what_the_setup_left_free_is_given_back_before_the_first_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    empty = Look({}, frozenset())
+    monkeypatch.setattr("verify.sessions.free_unused", lambda: order.append("free"))
+    monkeypatch.setattr("verify.sessions.look", lambda: order.append("look") or empty)
+    session_of("memory", lambda x: order.append("case") or x * 2)
+    assert order == ["free", "look", "case", "look"]
 
 
 def test_segments_of_private_pools_are_left_out() -> None:
@@ -273,6 +334,21 @@ def test_a_late_stream_needs_inputs_or_gradients_that_were_late() -> None:
     assert told["awaited"] == 1
     assert not effect([1, 1], 0, Late())[1]
     assert not effect([1, 0], 0, Late(inputs=2))[1]
+    refused = Late(inputs=0, awaited=1, gradients=1, refused="why")
+    told, held = effect([1, 1], 0, refused)
+    assert (told["not_late"], held) == ("why", False)
+
+
+def test_late_inputs_are_on_one_device() -> None:
+    with pytest.raises(Unavailable, match="it uses cuda:0, cuda:1; inputs are made late on one"):
+        streams._prepared([CUDA, torch.device("cuda", 1)])
+
+
+def test_an_expanded_input_cannot_be_late_and_stays_as_it_was() -> None:
+    given = {"a": torch.ones(3), "b": torch.ones(1).expand(4), "c": torch.ones(3)}
+    with pytest.raises(Unavailable, match="make it contiguous"):
+        streams._make_late(torch.device("cpu"), given, 0.01)
+    assert all(bool((one == 1).all()) for one in given.values())
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from sync_debug import synchronising_raises
 
 from mok import jit
-from verify import device_kernel
+from verify import device_kernel, device_parts
 from verify.device_digests import DigestPlan, digest_tensors
 from verify.device_kernel import HOST, KERNEL, Tuning, digest_backend
 from verify.device_parts import ITEM_BYTES, Range, Shard
@@ -94,14 +95,7 @@ def test_sizes_around_borders_at_any_alignment(lead: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "tuning",
-    [
-        Tuning(),
-        Tuning(stages=2, prefetch=256),
-        Tuning(striped=True),
-        Tuning(bulk=1),
-        Tuning(bulk=1, before=1),
-        Tuning(bulk=1, before=1, striped=True),
-    ],
+    [Tuning(), Tuning(stages=2, prefetch=256), Tuning(striped=True)],
     ids=str,
 )
 def test_every_variant_gives_the_same_lanes(tuning: Tuning) -> None:
@@ -201,6 +195,61 @@ def test_a_launch_may_be_captured_by_its_caller() -> None:
 
 
 @pytest.mark.gpu
+def test_a_captured_launch_that_has_not_run_has_no_digests() -> None:
+    x = torch.randn(4000, device="cuda")
+    for some in ([x], [x[:0], x.view(40, 100).t()]):
+        plan = DigestPlan(some)
+        with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+            plan.launch()
+        with pytest.raises(UnsupportedError, match="has not run: replay the graph first"):
+            plan.digests()
+        graph.replay()
+        assert list(plan.digests().values()) == [digest_on_host(t) for t in some]
+
+
+@pytest.mark.gpu
+def test_shapes_that_change_in_place_are_noticed_where_memory_is_strided() -> None:
+    for change in (torch.Tensor.t_, lambda t: t.resize_(3, 5)):
+        x = torch.randn(30, 50, device="cuda")
+        plan = DigestPlan({"x": x, "y": x.t()})
+        plan.launch()
+        assert plan.digests()["y"] == digest_on_host(x.t())
+        change(x)
+        plan.launch()
+        with pytest.raises(UnsupportedError, match="changed in place since"):
+            plan.digests()
+
+
+@pytest.mark.gpu
+def test_plans_made_in_inference_mode_are_launched_outside_of_it() -> None:
+    with torch.inference_mode():
+        x = torch.randn(1000, device="cuda")
+        plan = DigestPlan([x])
+        plan.launch()
+    plan.launch()
+    assert plan.digests()["0"] == digest_on_host(x)
+
+
+@pytest.mark.gpu
+def test_a_layout_of_too_many_parts_is_read_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_parts, "MAX_PARTS", 15)
+    x = torch.randn([2] * 12, device="cuda")
+    some = {"turned": x.permute(*range(11, -1, -1)), "plain": x}
+    assert digest_tensors(some) == {name: digest_on_host(t) for name, t in some.items()}
+    with pytest.raises(device_parts.TooManyParts, match="would need 16 parts"):
+        DigestPlan(some)
+
+
+@pytest.mark.gpu
+def test_layouts_of_whole_tensors_are_none() -> None:
+    x = torch.randn(40, 30, device="cuda")
+    plan = DigestPlan({"x": x}, layouts={"x": None})
+    plan.launch()
+    x.unsqueeze_(0)
+    assert plan.digests() == {"x": digest_on_host(x)}, "of dense memory, whose bytes count"
+
+
+@pytest.mark.gpu
 def test_moved_memory_is_noticed() -> None:
     x = torch.randn(10, device="cuda")
     plan = DigestPlan({"x": x})
@@ -265,6 +314,14 @@ def test_a_plan_refuses_what_is_on_no_device() -> None:
         digest_tensors(torch.zeros(2))  # type: ignore[arg-type]
 
 
+def test_a_stream_of_another_device_is_refused() -> None:
+    plan = DigestPlan.__new__(DigestPlan)  # the stream is looked at first
+    plan._index = 0
+    elsewhere = SimpleNamespace(device_index=1, cuda_stream=0)
+    with pytest.raises(UnsupportedError, match="stream of that device, not on one of cuda:1"):
+        plan.launch(elsewhere)  # type: ignore[arg-type]
+
+
 def test_the_host_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     assert digest_backend(torch.device("cpu"))[0] == HOST
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -288,30 +345,36 @@ def test_a_kernel_that_should_run_and_does_not_is_told(monkeypatch: pytest.Monke
     device_kernel.loaded.cache_clear()
 
 
-def test_without_a_copy_engine_the_other_variant_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+def test_a_kernel_without_an_occupancy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Crowded:
+        def resident_blocks(self, block: int, shared: int = 0) -> int:
+            raise jit.LaunchFailed("no occupancy")
 
-    def refuse(*args: object, macros: object, device: int) -> None:
-        asked.append(macros)
-        raise jit.CompilerMissing("no compiler in this test")
-
-    monkeypatch.setattr(jit, "load", refuse)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
+    monkeypatch.setattr(jit, "load", lambda *args, **kwargs: Crowded())
     device_kernel.loaded.cache_clear()
-    for capability in ((8, 0), (9, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
-        device_kernel.loaded(0, Tuning(bulk=1, before=1, stages=2))
-        device_kernel.loaded.cache_clear()
-    assert asked == [{"STAGES": 2}, {"STAGES": 2, "BULK": 1, "BEFORE": 1}]
+    with pytest.warns(RuntimeWarning, match="taken on the host: no occupancy"):
+        found = device_kernel.loaded(0)
+    assert (found.kernel, found.reason) == (None, "no occupancy")
+    device_kernel.loaded.cache_clear()
 
 
 def test_macros_name_what_differs_from_the_source() -> None:
     assert Tuning().macros == {}
     assert Tuning(words=32, prefetch=256).macros == {"WORDS": 32, "PREFETCH": 256}
-    assert Tuning(bulk=1, striped=True).macros == {"BULK": 1}
+    assert Tuning(stages=2, striped=True).macros == {"STAGES": 2}
     source = (jit.source_root() / "digest/parts.cuh").read_text()
-    for name in ("words", "stages", "prefetch", "bulk", "before"):
+    for name in ("words", "stages", "prefetch"):
         value = getattr(Tuning(), name)
         assert f"#define {name.upper()} {value}" in source, "the defaults are the source's"
     assert Tuning().shared_bytes == 8 * 4 * 4 * (512 + 16)
-    assert Tuning(bulk=1).shared_bytes == 4 * (4 * (4096 + 16) + 16)
-    assert Tuning(stages=1).shared_bytes == 8 * 4100, "room for the table"
+    assert Tuning(stages=2).shared_bytes == 8 * 2 * 4 * (512 + 16)
+    assert Tuning(words=32, stages=2).shared_bytes == 4 * 2 * 8 * (512 + 16)
+    least = min(Tuning(words=words, stages=2).shared_bytes for words in (16, 32))
+    assert least >= 8 * 4100, "room for the table"
+
+
+@pytest.mark.parametrize("stages", [-2, 0, 1, 3])
+def test_stages_that_the_ring_cannot_have_are_refused(stages: int) -> None:
+    with pytest.raises(ValueError, match=rf"stages is {stages}; give a power of 2 from 2 on"):
+        Tuning(stages=stages)

@@ -13,6 +13,7 @@ from packed_parts import lanes_of
 
 from verify import device_parts
 from verify.device_dense import pack_wholes
+from verify.device_inputs import in_few_parts
 from verify.device_kernel import DEFAULT_TUNING
 from verify.device_parts import (
     FEW_ROWS,
@@ -29,6 +30,9 @@ from verify.device_parts import (
 )
 from verify.errors import UnsupportedError
 from verify.hashing import digest_on_host, integer_view
+
+# complex32 is among the dtypes; torch says once per process that it is experimental
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 
 DTYPES = [*device_parts.ITEM_BYTES, torch.complex32, torch.complex64, torch.complex128]
 SMALL = Geometry(tile_bytes=1024, gather_bytes=64)  # many tiles of little memory
@@ -164,6 +168,9 @@ def test_a_layout_of_too_many_parts_is_refused(monkeypatch: pytest.MonkeyPatch) 
     t = torch.zeros([2] * 12).permute(*range(11, -1, -1))
     with pytest.raises(UnsupportedError, match=r"would need 16 parts.*t\.contiguous\(\)"):
         parts_of(t)
+    assert not in_few_parts(t, None)
+    assert in_few_parts(t.contiguous(), None)
+    assert in_few_parts(t[:1], None)
 
 
 def test_lazily_negated_integers_are_refused() -> None:

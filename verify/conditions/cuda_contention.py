@@ -31,7 +31,7 @@ LONG = 1.0  # seconds of one variant
 MISSES = 3  # more executions without overlap than with: the load is given up
 FEW = 32  # one multiprocessor of so many is left free by the greatest load
 TIMEOUTS = (2.0, 30.0)  # seconds, least and most, until a load ends by itself
-REFUSALS = (JitError, LoadUnavailable, torch.OutOfMemoryError)
+REFUSALS = (JitError, LoadUnavailable, RuntimeError)  # what CUDA raises, out of memory as well
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,18 @@ def timeout_for(variant: Variant, multiprocessors: int, alone: float) -> float:
 
 def run(session: Session, runs: int, devices: Sequence[torch.device]) -> None:
     """With a cold cache, then under every load; at least `runs` in all on a good machine."""
-    counts = [torch.cuda.get_device_properties(one).multi_processor_count for one in devices]
-    modern = all(torch.cuda.get_device_capability(one) >= (8, 0) for one in devices)
-    loads = variants(min(counts), tensor_cores=modern)
+    machine = available(session, "contention", partial(_machine, devices), REFUSALS)
+    if machine is None:
+        return
+    count, modern = machine
+    loads = variants(count, tensor_cores=modern)
     least = max(LEAST_EACH, -(-runs // (len(loads) + 1)))
     cooled = _under_cold_cache(session, least, devices)
     if cooled is None:
         return
     (index, alone), hopeless = cooled, False
     for variant in loads:
-        timeout = timeout_for(variant, min(counts), alone)
+        timeout = timeout_for(variant, count, alone)
         with ExitStack() as stack:
             make = partial(_opened, stack, variant, timeout, devices)
             made = available(session, "contention", make, REFUSALS)
@@ -113,6 +115,13 @@ def run(session: Session, runs: int, devices: Sequence[torch.device]) -> None:
                 overlapped += _under(session, variant, made, index)
                 tried, index = tried + 1, index + 1
             hopeless = hopeless or (tried > 0 and overlapped == 0)
+
+
+def _machine(devices: Sequence[torch.device]) -> tuple[int, bool]:
+    """The least number of multiprocessors, and whether all have the tensor cores a load uses."""
+    counts = [torch.cuda.get_device_properties(one).multi_processor_count for one in devices]
+    modern = all(torch.cuda.get_device_capability(one) >= (8, 0) for one in devices)
+    return min(counts), modern
 
 
 def _opened(

@@ -5,7 +5,9 @@ caching allocator is filled and freed again, so that whatever the case allocates
 until the case writes it. And all free blocks are held, so that the case's tensors lie elsewhere.
 Both take no memory from the driver beyond what the case itself needs, and change no algorithm, as
 torch's deterministic fill does. Both reach what torch's current stream gets; for a case that takes
-memory for streams of its own they are not in effect.
+memory for streams of its own they are not in effect. What fresh allocations hold is looked at
+right before an execution, and not at the call itself: the copies of the inputs, which come between,
+take some of the filled blocks.
 """
 
 from __future__ import annotations
@@ -207,12 +209,15 @@ def filled_effect(shares: Sequence[tuple[int, int]]) -> Effect:
 
 
 def shifted_effect(before: Sequence[int], now: Sequence[int]) -> Effect:
-    """Addresses of the same tensors in another execution and in this one."""
+    """Addresses of the same tensors in another execution and in this one.
+
+    In effect where at least nine of ten lie elsewhere.
+    """
     pairs = list(zip(before, now, strict=False))
     moved = sum(a != b for a, b in pairs)
     aligned = sum(a % SEGMENT != b % SEGMENT for a, b in pairs)
     told = {"moved": moved, "other_offset": aligned, "of": len(pairs)}
-    return told, moved > 0 and len(before) == len(now)
+    return told, moved > 0 and 10 * moved >= 9 * len(pairs) and len(before) == len(now)
 
 
 def _given(lain: list[int], arguments: dict[str, Any]) -> None:

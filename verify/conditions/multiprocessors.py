@@ -4,6 +4,7 @@ A result must not depend on how many there are: on a smaller device, or beside o
 be another. Which multiprocessors the case could reach is measured with a kernel that notes where
 its blocks run. Kernels that size their grid by what the device says about itself are not changed.
 Streams of the case's own are not limited; where it took memory for some, that is not in effect.
+The multiprocessors in reach are measured once for each limit, and not at every call.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from mok.jit import JitError
+from verify.allocations import leave
 from verify.conditions.availability import Unavailable, available, unless_own_streams
 from verify.conditions.cuda_probes import reached_multiprocessors
 from verify.conditions.green_contexts import GreenContextUnavailable, limited_stream
@@ -76,16 +78,19 @@ def _under(session: Session, device: torch.device, limit: int, total: int, runs:
         if made is None:
             return False
         told = unless_own_streams(session, effect(made.granted, made.reached, total))
-        for index in runs:
-            with torch.cuda.stream(made.stream):
-                perform(
-                    session,
-                    "sms",
-                    f"sms={made.granted}",
-                    run=index,
-                    requested={"multiprocessors": limit},
-                    effective=told,
-                )
+        try:
+            for index in runs:
+                with torch.cuda.stream(made.stream):
+                    perform(
+                        session,
+                        "sms",
+                        f"sms={made.granted}",
+                        run=index,
+                        requested={"multiprocessors": limit},
+                        effective=told,
+                    )
+        finally:
+            leave(device, made.stream)
         return True
 
 

@@ -137,7 +137,21 @@ def _run(
 def _record(
     device: torch.device, body: Callable[[], dict[str, Tensor]], generators: Sequence[Any]
 ) -> tuple[torch.cuda.CUDAGraph, Any, dict[str, Tensor]]:
-    """The graph, the id of its memory, and what `body` returned while it was recorded."""
+    """The graph, the id of its memory, and what `body` returned while it was recorded.
+
+    Raises CaptureRefused for whatever fails, since the peers wait to hear of it.
+    """
+    try:
+        return _captured(device, body, generators)
+    except CaptureRefused:
+        raise
+    except RuntimeError as error:
+        raise CaptureRefused(_text(error)) from error
+
+
+def _captured(
+    device: torch.device, body: Callable[[], dict[str, Tensor]], generators: Sequence[Any]
+) -> tuple[torch.cuda.CUDAGraph, Any, dict[str, Tensor]]:
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
     for generator in generators:
         graph.register_generator_state(generator)
@@ -165,22 +179,24 @@ def _recover(device: torch.device, pool: Any) -> None:
     """After a recording that failed torch may go on as if it still recorded.
 
     Its allocator then refuses to give memory back, and its generator refuses to be used outside.
-    The first is told that it is over; a recording that succeeds clears the second.
+    The first is told that it is over; a recording that succeeds clears the second. Where that fails
+    as well nothing can be done, and why the first one failed is what counts.
     """
     index = device.index if device.index is not None else torch.cuda.current_device()
     end = getattr(torch._C, "_cuda_endAllocateToPool", None)
     if end is not None:
         with suppress(RuntimeError):  # where it is over already
             end(index, pool)
-    cell = torch.zeros(1, device=device)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream(device)):
-        graph.capture_begin(capture_error_mode="thread_local")
-        cell.add_(1)
-        graph.capture_end()
-    torch.cuda.synchronize(device)
-    graph.reset()
+    with suppress(RuntimeError):
+        cell = torch.zeros(1, device=device)
+        torch.cuda.synchronize(device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            graph.capture_begin(capture_error_mode="thread_local")
+            cell.add_(1)
+            graph.capture_end()
+        torch.cuda.synchronize(device)
+        graph.reset()
 
 
 def _replay(

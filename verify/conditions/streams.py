@@ -5,7 +5,8 @@ ordered with what surrounds them. On a quiet device they mostly come in time. So
 the inputs late: right before the call they hold NaNs (integers 0), and their values come only after
 a pause of the side stream. A kernel that does not wait for that stream computes with NaNs. The same
 is done to the gradients that arrive at the results: by the time that backward begins, the inputs
-have come, and a kernel of backward on another stream would be in time.
+have come, and a kernel of backward on another stream would be in time. Only one device can be late,
+so a case on several is not checked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mok import jit
+from verify.allocations import leave
 from verify.captures import as_integers, flatten
 from verify.conditions.availability import Unavailable, available
 from verify.conditions.cuda_probes import delay_stream
@@ -43,6 +45,9 @@ def run(session: Session, runs: int) -> None:
 def _prepared(devices: Sequence[torch.device]) -> torch.device:
     if not devices:
         raise Unavailable("it uses no CUDA device")
+    if len(devices) > 1:
+        places = ", ".join(map(str, devices))
+        raise Unavailable(f"it uses {places}; inputs are made late on one device")
     jit.load("conditions/probe.cu", "delay", device=devices[0])  # not for the first time in a case
     return devices[0]
 
@@ -51,19 +56,22 @@ def _prepared(devices: Sequence[torch.device]) -> torch.device:
 class Late:
     """What was made late in one execution: inputs, and `gradients` of those that were `awaited`.
 
-    hooks: removed afterwards, since a result may be a parameter that lives on.
+    hooks: removed afterwards, since a result may be a parameter that lives on. refused: why no
+    input could be made late, "" where it could.
     """
 
     inputs: int = 0
     awaited: int = 0
     gradients: int = 0
     hooks: list[Any] = field(default_factory=list)
+    refused: str = ""
 
     @property
     def held(self) -> bool:
         """Whether there was something to be late for, in the forward and wherever a backward began
         at results on the device."""
-        return self.inputs + self.gradients > 0 and self.gradients == self.awaited
+        some = self.inputs + self.gradients > 0
+        return some and self.gradients == self.awaited and not self.refused
 
 
 def _on(
@@ -76,7 +84,10 @@ def _on(
 
     def began(arguments: dict[str, Any]) -> None:
         if made is not None:
-            made.inputs = _make_late(device, arguments, late)
+            try:
+                made.inputs = _make_late(device, arguments, late)
+            except RuntimeError as error:  # not the case's fault, but it has to be told
+                made.refused = f"{type(error).__name__}: {error}"
         seen.append(torch.cuda.current_stream(device).cuda_stream)
 
     def ended(returned: Any) -> None:
@@ -85,28 +96,37 @@ def _on(
         seen.append(torch.cuda.current_stream(device).cuda_stream)
 
     torch.cuda.synchronize(device)
-    with torch.cuda.stream(stream):
-        perform(
-            watched(session, before=began, after=ended),
-            "stream",
-            name,
-            run=index,
-            requested={"stream": name, "priority": priority, "late_ms": round(1000 * late)},
-            effective=partial(effect, seen, usual, made),
-        )
-    for hook in made.hooks if made is not None else ():
-        hook.remove()
+    try:
+        with torch.cuda.stream(stream):
+            perform(
+                watched(session, before=began, after=ended),
+                "stream",
+                name,
+                run=index,
+                requested={"stream": name, "priority": priority, "late_ms": round(1000 * late)},
+                effective=partial(effect, seen, usual, made),
+            )
+    finally:
+        for hook in made.hooks if made is not None else ():
+            hook.remove()
+        leave(device, stream)
     torch.cuda.synchronize(device)
 
 
 def _make_late(device: torch.device, arguments: dict[str, Any], seconds: float) -> int:
     """The inputs on this device get their values only after a pause of the current stream; how many
-    they are. Whatever happens, they get them."""
+    they are. Whatever happens, they get them. Raises Unavailable, with all of them as they were,
+    where one cannot be written to."""
     leaves = [
         leaf.detach()
         for leaf in pytree.tree_leaves(arguments)
         if isinstance(leaf, torch.Tensor) and leaf.device == device
     ]
+    if any(_shares_elements(leaf) for leaf in leaves):
+        raise Unavailable(
+            "an input has elements that share memory (stride 0, as torch.expand gives), so that it"
+            " cannot be overwritten; make it contiguous in the setup"
+        )
     values = [leaf.clone() for leaf in leaves]
     try:
         for leaf in leaves:
@@ -117,6 +137,11 @@ def _make_late(device: torch.device, arguments: dict[str, Any], seconds: float) 
         for leaf, value in zip(leaves, values, strict=True):
             as_integers(leaf).copy_(as_integers(value))
     return len(leaves)
+
+
+def _shares_elements(tensor: torch.Tensor) -> bool:
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(size > 1 and stride == 0 for size, stride in sizes)
 
 
 def _poison(tensor: torch.Tensor) -> None:
@@ -166,8 +191,9 @@ def effect(seen: Sequence[int], usual: int, late: Late | None = None) -> Effect:
     """In effect where the current stream was another both when the case began and when it ended,
     and what had to be late was."""
     others = sum(one != usual for one in seen)
-    told = {"looks": len(seen), "on_another_stream": others}
+    told: dict[str, Any] = {"looks": len(seen), "on_another_stream": others}
     if late is not None:
         told |= {"late_inputs": late.inputs, "late_gradients": late.gradients}
         told |= {"awaited": late.awaited} if late.awaited != late.gradients else {}
+        told |= {"not_late": late.refused} if late.refused else {}
     return told, others == len(seen) == 2 and (late is None or late.held)
