@@ -23,7 +23,7 @@ format: .venv/installed
 build: .venv/installed  ## every kernel, compiled without a GPU; fails on a spill
 	$(BIN)/mok build --arch sm_90a
 
-gpu: .venv/installed  ## what needs a GPU: tests, speed, planted faults, peers; 8 minutes at most
+gpu: .venv/installed  ## what needs a GPU: tests, speed, planted faults, peers; cut off after 8 minutes
 	bash ci/gpu.sh
 
 gate: .venv/installed  ## controls, then the cases of ci/gate.toml; SINCE=REV asks for changed sources

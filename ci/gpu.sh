@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: tests, digest, faults, verify, peers, bench, sanitize.
 #
-#   bash ci/gpu.sh                                  all parts on one GPU, 8 minutes at most
+#   bash ci/gpu.sh                                  all parts on one GPU, cut off after 8 minutes
+#   bash ci/gpu.sh --seconds 1000                   all parts to their end: about twice that on an H200
 #   bash ci/gpu.sh --parts verify,digest --out out  some of them
 #   bash ci/gpu.sh --ranks 2 --parts verify,bench   two ranks on two GPUs
 #   bash ci/gpu.sh --commit SHA                     a copy of a tree says of which commit

@@ -420,7 +420,7 @@ def test_a_run_that_nobody_could_repeat_is_refused(
         (lambda one: one["environment"]["variables"].update(MOK_API_KEY="1"), "a credential"),
         (lambda one: one.update(command="bash /home/me/gpu.sh"), "a path"),
         (lambda one: one.update(note={"(/home/me/x": 1}), "a path"),
-        (lambda one: one["results"]["digest"].update(note="in /root/x"), "a path"),
+        (lambda one: one["results"]["digest"].update(note="in /srv/x"), "a path"),
         (lambda one: one["environment"].pop("torch"), "no torch"),
     ],
 )

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verify.captures import Layout, as_integers, digest_at
+from verify.captures import Layout, as_integers
 from verify.digests import Digest
+from verify.hashing import digest_all
 
 if TYPE_CHECKING:
     from verify.sessions import Session
@@ -34,9 +35,15 @@ class Part:
     replicated: bool = False
     count: int | None = None
 
-    def digest(self) -> Digest:
-        digest = digest_at(self.tensor, self.layout)
-        return digest if self.count is None else replace(digest, count=self.count)
+
+def digest_parts(parts: Mapping[str, Part]) -> dict[str, Digest]:
+    """The digest of every part, all of them together."""
+    found = digest_all(
+        {name: part.tensor for name, part in parts.items()},
+        {name: part.layout for name, part in parts.items()},
+    )
+    counts = {name: part.count for name, part in parts.items() if part.count is not None}
+    return found | {name: replace(found[name], count=count) for name, count in counts.items()}
 
 
 def pick(tensor: Tensor, layout: Layout | None, dim: int, index: Tensor, keep: Tensor) -> Part:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from verify.allocations import devices_used, free_unused, look, other_streams
-from verify.assembly import Part, differing_wholes
+from verify.assembly import Part, differing_wholes, digest_parts
 from verify.captures import Layout, facts_of, same_bits
-from verify.digests import Digest
 from verify.evidence import BASE, FIRST, Execution, Facts, Failure, Plan, Record
 from verify.execution import Capture, execute
 from verify.explanation.telling import explain
@@ -226,7 +225,7 @@ def settle_sum(
     """
     started = time.perf_counter()
     failure = session.agree(capture.failure)
-    outputs, wanted = _part_digests(actual), _part_digests(expected)
+    outputs, wanted = digest_parts(actual), digest_parts(expected)
     differences: dict[str, Any] = {}
     if failure is None:
         pairs = differing_wholes(session, expected, wanted, actual, outputs, group)
@@ -262,16 +261,6 @@ def _digests(capture: Capture, names: Iterable[str] | None = None) -> dict[str, 
     """Digests of a capture's outputs, or of those named, all of them together."""
     chosen = {name: capture.outputs[name] for name in (capture.outputs if names is None else names)}
     return {name: str(digest) for name, digest in digest_all(chosen, capture.layouts).items()}
-
-
-def _part_digests(parts: Mapping[str, Part]) -> dict[str, Digest]:
-    """`Part.digest` of every part, all of them together."""
-    found = digest_all(
-        {name: part.tensor for name, part in parts.items()},
-        {name: part.layout for name, part in parts.items()},
-    )
-    counts = {name: part.count for name, part in parts.items() if part.count is not None}
-    return found | {name: replace(found[name], count=count) for name, count in counts.items()}
 
 
 def _consumed(capture: Capture) -> list[str]:

@@ -25,7 +25,8 @@ DTYPES = {
 }
 
 
-def _works(contender: Callable[[], object]) -> bool:
+def works(contender: Callable[[], object]) -> bool:
+    """Whether it runs at all: torch.hash_tensor does not take every dtype."""
     try:
         contender()
     except (RuntimeError, NotImplementedError, TypeError):
@@ -47,7 +48,7 @@ def _contenders(tensor: Tensor) -> dict[str, Callable[[], object]]:
         "torch.hash_tensor": partial(torch.hash_tensor, small),
         "plain read": partial(torch.sum, small.view(torch.int64)),
     }
-    return {name: everything[name] for name in everything if _works(probes[name])}
+    return {name: everything[name] for name in everything if works(probes[name])}
 
 
 def measure(megabytes: int = 256, rounds: int = 5) -> dict[str, object]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from mok.bench.digest import works
 from mok.bench.nvml import open_gauge
 from mok.bench.sampling import sampling
 
@@ -83,7 +84,7 @@ def _row(name: str, words: Tensor, dtype: torch.dtype, rounds: int) -> dict[str,
         "verify digest": DigestPlan([view]).launch,
         READ: lambda: torch.sum(words),
     }
-    if _works(lambda: torch.hash_tensor(view[:1024])):
+    if works(lambda: torch.hash_tensor(view[:1024])):
         calls["torch.hash_tensor"] = lambda: torch.hash_tensor(view)
     times = rotate(calls, rounds)
     size = words.numel() * 8
@@ -133,7 +134,7 @@ def _alone(words: Tensor) -> dict[str, object]:
         "verify digest": DigestPlan([words]).launch,
         READ: lambda: torch.sum(words),
     }
-    if _works(lambda: torch.hash_tensor(words[:1024])):
+    if works(lambda: torch.hash_tensor(words[:1024])):
         contenders["torch.hash_tensor"] = lambda: torch.hash_tensor(words)
     size = words.numel() * 8
     found: dict[str, object] = {}
@@ -211,11 +212,3 @@ def host_microseconds(call: Callable[[], object], calls: int = 300) -> float:
             gc.enable()
     torch.cuda.synchronize()
     return 1e6 * statistics.median(taken)
-
-
-def _works(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except (RuntimeError, NotImplementedError, TypeError):
-        return False
-    return True

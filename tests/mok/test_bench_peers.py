@@ -15,6 +15,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_scripts import run_ranks
 
 import mok
 from mok.bench.contenders import Contender, Inputs, Missing, leaf
@@ -340,27 +341,7 @@ def test_a_worker_goes_on_after_a_candidate_that_fails(
 
 @pytest.mark.slow
 def test_all_to_all_around_the_torch_pipeline_over_two_ranks(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    worker = str(Path(__file__).with_name("peers_worker.py"))
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, worker, str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(2)
-    ]
-    try:
-        told = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    for number, (rank, text) in enumerate(zip(ranks, told, strict=True)):
-        assert rank.returncode == 0, f"rank {number}:\n{text}"
-        assert f"rank {number} checked everything" in text
+    run_ranks(Path(__file__).with_name("peers_worker.py"), 2, tmp_path / "store", [ROOT])
 
 
 @pytest.mark.gpu
