@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: tests, digest, faults, verify, peers, bench, sanitize.
 #
-#   bash ci/gpu.sh                                  all parts on one GPU, cut off after 8 minutes
-#   bash ci/gpu.sh --seconds 1000                   all parts to their end: about twice that on an H200
+#   bash ci/gpu.sh                                  all parts on one GPU, within 8 minutes on an H200
+#   bash ci/gpu.sh --at-once 1 --seconds 1500 --limit tests=400 --limit peers=600    with few cores
 #   bash ci/gpu.sh --parts verify,digest --out out  some of them
 #   bash ci/gpu.sh --ranks 2 --parts verify,bench   two ranks on two GPUs
 #   bash ci/gpu.sh --commit SHA                     a copy of a tree says of which commit
 #
 # Writes DIR/run.json (environment, commit, digests of the sources as they are, outcome and documents
 # of every part) and DIR/PART.log. `ci/gpu/evidence.py collect` refuses another tree than the commit.
+# What measures time or joules runs alone, after the rest, of which several steps run at once.
 # A part that fails or takes too long is reported, and the others still run. Exit code 0: all parts
 # passed; 1: one failed; 2: usage, or a dirty tree without --allow-dirty; 3: none failed, but one
 # could not run here. `--help` prints every option. Environment: PYTHON, the interpreter.

@@ -93,7 +93,7 @@ class Kernel:
             shape=(x, y, z, block, 1, 1, shared),
             _address=ctypes.addressof(pointers),
             _held=(args, packed, pointers),
-            _call=cuda_module("cuda.bindings.driver").cuLaunchKernel,
+            _call=self._launcher,
         )
 
     def resident_blocks(self, block: int, shared: int = 0) -> int:
@@ -110,18 +110,30 @@ class Kernel:
             )
         return int(count)
 
+    @functools.cached_property
+    def _launcher(self) -> Callable[..., tuple[Any, ...]]:
+        """Found once: looking the module up takes as long as packing an argument."""
+        launcher: Callable[..., tuple[Any, ...]] = cuda_module(
+            "cuda.bindings.driver"
+        ).cuLaunchKernel
+        return launcher
+
     def _pack(self, args: tuple[object, ...]) -> list[Any]:
         if self.parameters is not None and len(args) != len(self.parameters):
             raise LaunchFailed(
                 f"{self.name} takes {len(self.parameters)} arguments and got {len(args)}"
             )
-        packed = [self._packed(number, value) for number, value in enumerate(args)]
-        for number, (value, size) in enumerate(zip(packed, self.parameters or (), strict=False)):
-            if ctypes.sizeof(value) != size:
-                raise LaunchFailed(
-                    f"{self.name}: argument {number} ({type(args[number]).__name__}) has "
-                    f"{ctypes.sizeof(value)} bytes, and the kernel declares {size}"
-                )
+        packed = [
+            value if isinstance(value, _SCALARS) else self._packed(number, value)
+            for number, value in enumerate(args)
+        ]
+        found = (*map(ctypes.sizeof, packed),)
+        if self.parameters is not None and found != self.parameters:
+            number = next(n for n, size in enumerate(self.parameters) if found[n] != size)
+            raise LaunchFailed(
+                f"{self.name}: argument {number} ({type(args[number]).__name__}) has "
+                f"{found[number]} bytes, and the kernel declares {self.parameters[number]}"
+            )
         return packed
 
     def _packed(self, number: int, value: object) -> Any:
@@ -134,8 +146,6 @@ class Kernel:
             return ctypes.c_void_p(value.data_ptr())
         if value is None:
             return ctypes.c_void_p(None)
-        if isinstance(value, _SCALARS):
-            return value
         raise LaunchFailed(
             f"{self.name}: argument {number} is {value!r}; give a tensor, None for a null pointer, "
             "or a ctypes value such as ctypes.c_uint32(7), whose width is the kernel's"

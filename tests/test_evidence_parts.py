@@ -34,7 +34,7 @@ def python(code: str) -> list[str]:
 def test_a_part_that_fails_or_hangs_is_reported_and_the_rest_runs(
     scripts: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    parts = scripts["parts"]
+    parts = scripts["steps"]
     file = tmp_path / "made.json"
     steps = [
         parts.Step("good", python("print('{\"a\": 1}')"), "-"),
@@ -99,7 +99,7 @@ def test_a_tree_without_git_is_told_its_commit(
     assert source_of(tmp_path, None) == {"commit": "unknown", "dirty": None}
     given = source_of(tmp_path, COMMIT)
     assert given == {"commit": COMMIT, "dirty": None}
-    place = scripts["parts"].Place("python", tmp_path)
+    place = scripts["commands"].Place("python", tmp_path)
     made = scripts["parts"].run_all([], place, tmp_path, 1.0, given, print)
     assert made["sources"] == scripts["sources"].of_tree()  # so that it can be checked where git is
     assert made["commit"] == COMMIT
@@ -109,12 +109,12 @@ def test_every_part_is_named_once_and_fits_the_time_of_all(
     scripts: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     parts = scripts["parts"]
-    found = parts.parts(parts.Place("python", tmp_path))
+    found = scripts["commands"].parts(scripts["commands"].Place("python", tmp_path))
     assert tuple(part.name for part in found) == parts.NAMES == scripts["evidence"].PARTS
     assert set(scripts["tables"].TABLES) == set(parts.NAMES)
     assert all(part.steps and part.seconds < 470 for part in found)
     by_name = {part.name: part for part in found}
-    assert by_name["peers"].seconds + by_name["bench"].seconds < 470  # they share a call
+    assert by_name["peers"].seconds + by_name["digest"].seconds + by_name["faults"].seconds < 470
     silent = [one.name for part in found if part.name != "sanitize" for one in part.steps]
     assert [one.name for part in found for one in part.steps if not one.unsupported] == silent
 
@@ -124,15 +124,15 @@ def test_the_benchmark_has_rows_of_ours_on_one_gpu(
 ) -> None:
     steps, options = {}, layer.make_context
     for ranks in (1, 2):
-        place = scripts["parts"].Place("python", tmp_path, ranks)
-        part = next(one for one in scripts["parts"].parts(place) if one.name == "bench")
+        place = scripts["commands"].Place("python", tmp_path, ranks)
+        part = next(one for one in scripts["commands"].parts(place) if one.name == "bench")
         steps[ranks] = {step.name: step for step in part.steps}
         for step in part.steps:
             words = list(step.command[step.command.index("layer") + 1 :])
             given = options("layer", words).params  # the command line knows every option
             assert given["ranks"] == ranks
             assert step.document == f"{given['out']}/layer.json"
-    assert set(steps[1]) == {"ours", "layer"}
+    assert set(steps[1]) == {"accuracy", "ours", "layer"}
     assert set(steps[2]) == {"layer"}
     assert steps[1]["ours"].document != steps[1]["layer"].document
     assert "mok" in steps[1]["ours"].command
@@ -141,7 +141,7 @@ def test_the_benchmark_has_rows_of_ours_on_one_gpu(
 def test_junk_that_a_step_leaves_is_its_failure_and_the_rest_runs(
     scripts: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    parts, xml = scripts["parts"], tmp_path / "a.xml"
+    parts, xml = scripts["steps"], tmp_path / "a.xml"
     latin = "import sys; sys.stdout.buffer.write(b'\\xff[1]\\r\\n'); "
     steps = [
         parts.Step("bytes", python(latin)),
@@ -222,7 +222,8 @@ def test_what_the_command_line_allows_runs(
     words = ["--limit", "digest=020", "--seconds", "30", "--parts", "digest", "--commit", COMMIT]
     done = CliRunner().invoke(parts.main, [*words, "--out", str(tmp_path / "a" / "b")])
     assert done.exit_code == 0, done.output
-    [(chosen, place, out, seconds, source, _, limits)] = seen
+    [(chosen, place, out, seconds, source, _, limits, at_once)] = seen
+    assert at_once == parts.most_at_once(1)
     assert (chosen, out, seconds, limits) == (
         ("digest",),
         tmp_path / "a" / "b",
@@ -237,12 +238,12 @@ def test_what_the_command_line_allows_runs(
 ENDED = """
 import os, sys, time
 sys.path[:0] = [{root!r}, {folder!r}]
-import parts
+import parts, steps
 from verify import devices
 devices.count = lambda: 1
 code = "import os, time; open({pid!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-step = parts.Step("waits", [sys.executable, "-c", code])
-parts.parts = lambda place: [parts.Part("digest", 60, [step])]
+step = steps.Step("waits", [sys.executable, "-c", code])
+parts.parts = lambda place: [steps.Part("digest", 60, [step])]
 parts.main(["--parts", "digest", "--commit", {commit!r}, "--out", {out!r}])
 """
 

@@ -17,7 +17,7 @@ since the plan was made, and digests of tensors whose shape has changed since.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -38,7 +38,7 @@ from verify.device_inputs import (
     named,
 )
 from verify.device_kernel import DEFAULT_TUNING, Tuning, loaded
-from verify.device_parts import PartTable
+from verify.device_parts import FIELDS, PartTable
 from verify.digests import Digest
 from verify.errors import UnsupportedError
 from verify.hashing import plain_tensor
@@ -46,6 +46,8 @@ from verify.lanes import DEFAULT_SEED, key_seeds
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
 
+Rows = npt.NDArray[np.uint64]
+LANES_BYTES = 32  # of a digest
 NOT_RUN = -1  # in all lanes until a launch has run; no digest has that, but by a chance of 2**-256
 STRIPED_FROM = 16  # tiles of a CTA and part from which on striping pays for its flushes
 
@@ -82,9 +84,7 @@ class DigestPlan:
             self._addresses = fill(table, values, places, self._index)
             headers = [header_of(t, place) for t, place in zip(values, places, strict=True)]
             self._describe(names, values, headers)
-            packed, num_tiles = table.pack(tuning.geometry)
-            self._prepare(packed, num_tiles, table.plain, len(values), seed, tuning)
-        self.lanes.fill_(NOT_RUN)  # a first launch that is captured runs only when that is replayed
+            self._prepare_table(table, len(values), seed, tuning)
 
     @classmethod
     def of_table(
@@ -97,8 +97,7 @@ class DigestPlan:
         plan = cls.__new__(cls)
         plan._index, plan._addresses = device_of((tensor,)), [tensor.data_ptr()]
         plan._describe((), (tensor,), [])
-        packed, num_tiles = table.pack(tuning.geometry)
-        plan._prepare(packed, num_tiles, table.plain, outputs, seed, tuning)
+        plan._prepare_table(table, outputs, seed, tuning, mark=False)
         return plan
 
     @classmethod
@@ -124,8 +123,11 @@ class DigestPlan:
         self._index, self._addresses = dense.index, dense.addresses
         self._describe(names, tensors, None)
         self._sizes: Sequence[int] = dense.sizes
-        packed, num_tiles = pack_wholes(dense.addresses, dense.sizes, tuning.geometry)
-        self._prepare(packed, num_tiles, True, len(tensors), seed, tuning)
+
+        def write(rows: Rows) -> int:
+            return pack_wholes(dense.addresses, dense.sizes, tuning.geometry, rows)[1]
+
+        self._prepare(len(tensors), write, True, len(tensors), seed, tuning)
 
     def _describe(
         self, names: tuple[str, ...], tensors: tuple[Tensor, ...], headers: list[Header] | None
@@ -134,17 +136,30 @@ class DigestPlan:
         self.names, self._tensors, self._headers = names, tensors, headers
         self._forms = None if headers is None else [*map(form_of, tensors)]
 
+    def _prepare_table(
+        self, table: PartTable, outputs: int, seed: int, tuning: Tuning, mark: bool = True
+    ) -> None:
+        def write(rows: Rows) -> int:
+            return table.pack(tuning.geometry, rows)[1]
+
+        self._prepare(len(table), write, table.plain, outputs, seed, tuning, mark)
+
     def _prepare(
         self,
-        packed: npt.NDArray[np.uint64],
-        num_tiles: int,
+        count: int,
+        write: Callable[[Rows], int],
         plain: bool,
         outputs: int,
         seed: int,
         tuning: Tuning,
+        mark: bool = True,
     ) -> None:
+        """count: of parts. write: puts them into [count, 30] and gives the number of tiles. mark:
+        fills the lanes with NOT_RUN, since a first launch that is captured runs only when that is
+        replayed; by the copy that brings the parts, which is cheaper than a launch."""
         index = self._index
-        found = loaded(index, tuning)
+        # by the number alone it is found without hashing a tuning
+        found = loaded(index) if tuning is DEFAULT_TUNING else loaded(index, tuning)
         if found.kernel is None:
             raise UnsupportedError(
                 f"no digest on the device: {found.reason}. digest_tensors copies to the host"
@@ -152,28 +167,35 @@ class DigestPlan:
         with _current(index), _not_of_inference():
             if torch.cuda.is_current_stream_capturing():
                 raise UnsupportedError("make a DigestPlan before the capture; launch it inside")
-            self._stream = torch.cuda.current_stream()
-            device = self._stream.device
-            self.lanes = torch.empty((outputs, 4), dtype=torch.int64, device=device)
-            self._parts = torch.empty(packed.size, dtype=torch.int64, device=device)
-            if packed.size:
-                # The copy is asynchronous, and torch keeps the pinned memory until it is done; it
-                # also keeps it for the next plan.
-                staged = torch.empty(packed.size, dtype=torch.int64, device="cpu", pin_memory=True)
-                staged.numpy()[:] = packed.reshape(-1).view(np.int64)
-                self._parts.copy_(staged, non_blocking=True)
+            self._stream = raw_stream(index)
+            first, device = 0 if mark else outputs, torch.device("cuda", index)
+            # One block for the lanes and the parts behind them. The copy is asynchronous, and torch
+            # keeps the pinned memory until it is done; it also keeps it for the next plan.
+            size, lanes = count * FIELDS, 4 * (outputs - first)
+            self._block = torch.empty(
+                (outputs + -(-size // 4), 4), dtype=torch.int64, device=device
+            )
+            self.lanes = self._block[:outputs]
+            target = self._block[first:] if first else self._block
+            staged = torch.empty(target.shape, dtype=torch.int64, device="cpu", pin_memory=True)
+            words = staged.numpy().reshape(-1)
+            words[:lanes] = NOT_RUN
+            rows = words[lanes : lanes + size].reshape(count, FIELDS).view(np.uint64)
+            num_tiles = write(rows) if count else 0
+            target.copy_(staged, non_blocking=True)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._launched = False
         self._launch = None
         if num_tiles:
             grid, tuning = min(found.blocks, num_tiles), found.tuning
-            long = num_tiles >= STRIPED_FROM * grid * len(packed)
+            long = num_tiles >= STRIPED_FROM * grid * count
+            address = self._block.data_ptr()
             self._launch = found.kernel.prepare(
-                self._parts,
-                ctypes.c_uint32(len(packed)),
+                ctypes.c_void_p(address + LANES_BYTES * outputs),
+                ctypes.c_uint32(count),
                 ctypes.c_uint64(num_tiles),
                 *map(ctypes.c_uint64, key_seeds(seed)),
-                self.lanes,
+                ctypes.c_void_p(address),
                 ctypes.c_uint32(grid if tuning.striped and plain and long else 1),
                 grid=grid,
                 block=tuning.threads,
@@ -228,9 +250,10 @@ class DigestPlan:
             raise UnsupportedError(
                 "a DigestPlan has digests after launch() or replay(), not before"
             )
-        current = torch.cuda.current_stream(self._index)
-        if current != self._stream:
-            current.wait_stream(self._stream)
+        if raw_stream(self._index) != self._stream:
+            torch.cuda.current_stream(self._index).wait_stream(
+                _stream_of(self._stream, self._index)
+            )
         rows = self.lanes.cpu().numpy().view(np.uint64).tolist()
         if rows[0] == [NOT_RUN % 2**64] * 4:
             raise UnsupportedError(
@@ -280,16 +303,16 @@ class DigestPlan:
             )
         self._launched = True
         handle = raw_stream(self._index) if stream is None else stream.cuda_stream
-        if handle == self._stream.cuda_stream:
+        if handle == self._stream:
             return
         with torch.cuda.device(self._index):
             if torch.cuda.is_current_stream_capturing():
                 return  # whoever captures orders the replays
             new = torch.cuda.current_stream() if stream is None else stream
-            new.wait_stream(self._stream)
-            for t in (self.lanes, self._parts, *self._tensors):
+            new.wait_stream(_stream_of(self._stream, self._index))
+            for t in (self._block, *self._tensors):
                 t.record_stream(new)
-        self._stream = new
+        self._stream = handle
 
 
 def digest_tensors(
@@ -340,6 +363,13 @@ def _placed(layouts: Mapping[str, Place | None] | None) -> dict[str, Place]:
 def _not_of_inference() -> AbstractContextManager[object]:
     """Tensors made here may be changed outside of torch.inference_mode, too."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else _NOTHING
+
+
+def _stream_of(handle: int, index: int) -> torch.cuda.Stream:
+    """The stream of a number that `raw_stream` gave; objects cost more than a plan can wait for."""
+    if handle == 0:  # as an external stream torch would take it for none
+        return torch.cuda.default_stream(index)
+    return torch.cuda.ExternalStream(handle, device=index)
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:

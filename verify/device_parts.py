@@ -307,16 +307,20 @@ class PartTable:
             self._strided[len(self)] = part
         self.add_contiguous(part.address, part.num_bytes, slot, part.offset, group)
 
-    def pack(self, geometry: Geometry) -> tuple[npt.NDArray[np.uint64], int]:
+    def pack(
+        self, geometry: Geometry, rows: npt.NDArray[np.uint64] | None = None
+    ) -> tuple[npt.NDArray[np.uint64], int]:
         """The kernel's array of parts, uint64 [parts, 30], and the number of tiles of the launch.
 
         Columns: address, offset, bytes, group, first tile, tiles of a group, kept, slot and unit,
         axes and cut axis, flips (two columns), sizes (8), strides (8), and lines, their bytes and
         quads; pairs in one column are 32 bits each, the first one low. Of several parts each has
         PART_TILES tiles behind its own that hold nothing, so that few small ones meet in one CTA.
+        rows: an array of that shape to be overwritten; None makes one.
         """
         count = len(self)
-        packed = np.zeros((count, FIELDS), np.uint64)
+        packed = np.empty((count, FIELDS), np.uint64) if rows is None else rows
+        packed.fill(0)
         columns = [np.frombuffer(column, np.uint64) for column in self._columns]
         for at, column in zip((0, 1, 2, 3, 7), columns, strict=True):
             packed[:, at] = column

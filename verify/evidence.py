@@ -117,11 +117,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Finished:
-    """Says that one rank has done everything for a case: a later death does not touch it."""
+    """Says that one rank has done everything for a case: a later death does not touch it.
+
+    footprint: by `cpu` and `cuda:N`, bytes `needed` by its process and the `room` there
+    (`footprints`); of a main process whose case uses a GPU and promises `process`, else empty.
+    """
 
     case: str
     rank: int
     process: int = 0
+    footprint: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 Record = Execution | Trouble | Plan | Finished

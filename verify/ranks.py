@@ -52,6 +52,16 @@ class Outcome:
     abandoned: bool = False
 
 
+@dataclass
+class Group:
+    """The workers of one start: ranks that execute together, and what is known of them."""
+
+    watched: list[Watched]
+    store: object  # their rendezvous, which lives as long as they do
+    death_at: float | None = None
+    left_at: float | None = None
+
+
 def run_workers(
     specs: Sequence[WorkerSpec], timeout: float, progress: Callable[[str], None]
 ) -> Outcome:
@@ -60,21 +70,73 @@ def run_workers(
     Raises CaseError inside a worker: a file that checks its own cases while it is imported would
     start workers without end.
     """
+    return run_groups([specs], timeout, progress)[0]
+
+
+def run_groups(
+    groups: Sequence[Sequence[WorkerSpec]],
+    timeout: float,
+    progress: Callable[[str], None],
+    at_once: int = 1,
+    begun: Callable[[int], None] = lambda place: None,
+) -> list[Outcome]:
+    """Starts every group of workers, at most `at_once` at a time; their outcomes in their order.
+
+    timeout: seconds in which nothing moves in any of those that run, since each of them slows the
+    others. begun: told the place of each group before it starts. Whatever ends this, no worker is
+    left. Raises CaseError as run_workers does.
+    """
     if os.environ.get(IN_WORKER):
         raise CaseError(
             "this file starts a check while a worker imports it; "
             'put that call under `if __name__ == "__main__":`'
         )
+    outcomes: dict[int, Outcome] = {}
+    running: dict[int, Group] = {}
+    waiting = list(range(len(groups)))
+    moved = time.monotonic()
+    try:
+        while running or waiting:
+            while waiting and len(running) < at_once:
+                place = waiting.pop(0)
+                begun(place)
+                running[place] = Group([], None)
+                _begin(running[place], groups[place])
+                moved = time.monotonic()
+            now = time.monotonic()
+            for group in running.values():
+                if _has_moved(group):
+                    moved = now
+                    progress(_progress(group.watched))
+            over = {place: _is_over(group, now) for place, group in running.items()}
+            late = now - moved > timeout
+            for place, group in list(running.items()):
+                silent = late and group.death_at is None and not over[place]
+                if over[place] or silent:
+                    _kill_all(group)
+                    outcomes[place] = _outcome(group.watched, silent)
+                    del running[place]
+                    moved = now if not silent else moved
+            if running:
+                time.sleep(POLL)
+    finally:
+        for group in running.values():
+            _kill_all(group)
+    return [outcomes[place] for place in range(len(groups))]
+
+
+def _begin(group: Group, specs: Sequence[WorkerSpec]) -> None:
     store = _store(len(specs)) if specs[0].world > 1 else None
+    group.store = store
     if store is not None:
         specs = [replace(spec, store_host="127.0.0.1", store_port=store.port) for spec in specs]  # type: ignore[attr-defined]
-    watched = [_start(spec) for spec in specs]
-    try:
-        timed_out = _watch(watched, timeout, progress)
-    finally:
-        for one in watched:
-            _kill(one)
-    return _outcome(watched, timed_out)
+    for spec in specs:
+        group.watched.append(_start(spec))
+
+
+def _kill_all(group: Group) -> None:
+    for one in group.watched:
+        _kill(one)
 
 
 def _store(world: int) -> object:
@@ -125,35 +187,27 @@ def worker_environment(spec: WorkerSpec) -> dict[str, str]:
     return environment
 
 
-def _watch(watched: list[Watched], timeout: float, progress: Callable[[str], None]) -> bool:
-    """Waits for all; returns whether nothing moved for `timeout` seconds."""
-    moved = time.monotonic()
-    death_at: float | None = None
-    left_at: float | None = None
-    while any(one.process.poll() is None for one in watched):
-        now = time.monotonic()
-        for one in watched:
-            _look(one, now)
-        sizes = [one.spec.stem.with_suffix(".jsonl") for one in watched]
-        total = sum(path.stat().st_size for path in sizes if path.is_file())
-        if total != sum(one.size for one in watched):
-            watched[0].size += total - sum(one.size for one in watched)
-            moved = now
-            progress(_progress(watched))
-        if death_at is None and any(one.death for one in watched):
-            death_at = now
-        if death_at is not None and now - death_at > GRACE:
-            return False
-        if left_at is None and any(one.process.poll() == ABANDONED for one in watched):
-            left_at = now
-        if left_at is not None and now - left_at > GRACE:
-            return False  # gloo's peers notice that one has left; NCCL's wait in their kernel
-        if now - moved > timeout and death_at is None:
-            return True
-        time.sleep(POLL)
-    for one in watched:
-        _look(one, time.monotonic())
-    return False
+def _has_moved(group: Group) -> bool:
+    """Whether anything was reported since the last look."""
+    files = [one.spec.stem.with_suffix(".jsonl") for one in group.watched]
+    total = sum(path.stat().st_size for path in files if path.is_file())
+    seen = sum(one.size for one in group.watched)
+    group.watched[0].size += total - seen
+    return total != seen
+
+
+def _is_over(group: Group, now: float) -> bool:
+    """Looks at every worker; whether all have ended, or those that have not get no more time."""
+    ended = all(one.process.poll() is not None for one in group.watched)
+    for one in group.watched:
+        _look(one, now)
+    if ended:
+        return True
+    if group.death_at is None and any(one.death for one in group.watched):
+        group.death_at = now
+    if group.left_at is None and any(one.process.poll() == ABANDONED for one in group.watched):
+        group.left_at = now  # gloo's peers notice that one has left; NCCL's wait in their kernel
+    return any(at is not None and now - at > GRACE for at in (group.death_at, group.left_at))
 
 
 def _look(one: Watched, now: float) -> None:

@@ -2,7 +2,7 @@
 
 Every case runs in worker processes, so that a crash of the user's code is evidence and not the end
 of the tool. Cases made for the same number of ranks share one start of the workers; the claim
-`process` gets fresh ones for every case.
+`process` gets fresh ones for every case, several at once where that is safe (`footprints`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from verify.decision import decide
 from verify.environment import environment
 from verify.errors import CaseError
 from verify.evidence import Execution, Finished, Plan, Record, Trouble
+from verify.footprints import at_once
 from verify.plans import RunOptions, plans_of, unsupported, with_options
-from verify.ranks import Outcome, run_workers
+from verify.ranks import Outcome, run_groups, run_workers
 from verify.targets import Found, find
 from verify.verdicts import CaseVerdict
 from verify.workers import WorkerSpec
@@ -165,13 +166,38 @@ def collect(
     if outcome.deaths or outcome.timed_out:
         return records
     for position, (found, plan) in enumerate(cases):
-        if "process" not in plan.claims:
-            continue
-        for process in range(1, plan.runs["process"] + 1):
-            progress(f"{plan.case}: fresh process {process} of {plan.runs['process']}")
-            specs = _specs([(found, plan)], ranks, process, options, folder, position)
-            fresh = run_workers(specs, options.timeout, progress)
-            records += fresh.records + _troubles([(found, plan)], ranks, process, fresh, options)
+        if "process" in plan.claims:
+            ended = [r for r in records if isinstance(r, Finished) and r.case == plan.case]
+            ended = [one for one in ended if not one.process]
+            beside = at_once(ended, ranks, timeout=options.timeout)
+            records += _fresh(found, plan, ranks, position, beside, options, folder, progress)
+    return records
+
+
+def _fresh(
+    found: Found,
+    plan: Plan,
+    ranks: int,
+    position: int,
+    beside: int,
+    options: RunOptions,
+    folder: Path,
+    progress: Progress,
+) -> list[Record]:
+    """The records of the fresh processes of one case, at most `beside` at a time, in the order of
+    the processes, whichever ended first."""
+    own, count = [(found, plan)], plan.runs["process"]
+    processes = range(1, count + 1)
+    outcomes = run_groups(
+        [_specs(own, ranks, process, options, folder, position) for process in processes],
+        options.timeout,
+        progress,
+        beside,
+        lambda place: progress(f"{plan.case}: fresh process {place + 1} of {count}"),
+    )
+    records: list[Record] = []
+    for process, fresh in zip(processes, outcomes, strict=True):
+        records += fresh.records + _troubles(own, ranks, process, fresh, options)
     return records
 
 

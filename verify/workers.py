@@ -251,7 +251,7 @@ def run_cases(
     emit: Callable[[Record], None],
 ) -> None:
     """Every case in turn; base outputs are kept on disk for fresh processes to compare with."""
-    from verify import allocations, devices
+    from verify import allocations, devices, footprints
     from verify.conduct import conduct, report_setup_failure, set_up
     from verify.sessions import Session, first
     from verify.staging import Stage
@@ -261,6 +261,7 @@ def run_cases(
     for index, (found, plan) in enumerate(cases, start=spec.first_index):
         devices.restore(home)
         allocations.give_back()  # no case finds what those before it have left
+        asked = footprints.asked()
         agree = Agreement(store, spec.rank, spec.world, f"p{spec.process}/c{index}", spec.timeout)
 
         def emit_in_step(record: Record, agree: Agreement = agree) -> None:
@@ -295,7 +296,9 @@ def run_cases(
             emit_in_step(_declared_wrongly(plan, spec, error))
         if not spec.process and "process" in plan.claims and session.base is not None:
             _keep(_kept_path(spec, index), session.base.kept)
-        emit(Finished(plan.case, spec.rank, spec.process))
+        wanted = not spec.process and "process" in plan.claims
+        footprint = footprints.footprint(asked) if wanted else {}
+        emit(Finished(plan.case, spec.rank, spec.process, footprint))
 
 
 def _declared_wrongly(plan: Plan, spec: WorkerSpec, error: VerifyError) -> Trouble:

@@ -1,198 +1,38 @@
-"""The parts of ci/gpu.sh: which commands each has, and the run of all into run.json.
+"""The run of ci/gpu.sh: the chosen parts into run.json.
 
-Parts run one after another, each within its own time. What a part leaves is written at once, so
-that a run that is cut short keeps what it had.
+What may run beside others comes first, several steps at once; then, one step after another, what
+has to be alone (`commands`). Each part has its own time and its own outcome, written when it is
+known, so that a run that is cut short keeps what it had.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
+import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
-import options  # all three beside this file
+import options  # all four beside this file
 import sources
+from commands import Place, parts
 from options import NAMES
-from steps import ROOT, Part, Step, run_part
+from steps import ROOT, Outcome, Part, run_part, run_parts
 
 from verify import devices
 from verify.environment import environment, source_state
 
 FORMAT = "mok-verify-gpu-run-v1"
 FAILED, UNAVAILABLE = 1, 3
-# what compute-sanitizer prints, with exit code 1, on a device or a driver that it does not know
-NO_SANITIZER = ("Device not supported", "Unable to find injection library")
-
-
-@dataclass(frozen=True)
-class Place:
-    """What the commands need to know: interpreter, folder for their files, ranks."""
-
-    python: str
-    raw: Path
-    ranks: int = 1
-    root: Path = ROOT
-
-    def verify(self, name: str, *words: str, good: Sequence[int] = (0,)) -> Step:
-        """A run of `verify`, whose result document is kept."""
-        report = self.raw / name
-        command = [self.python, "-m", "verify", "run", *words, "--report", str(report)]
-        return Step(name, command, str(report / "result.json"), good)
-
-    def mok(self, name: str, *words: str) -> Step:
-        """A benchmark of `mok` that prints its document."""
-        code = "import sys; from mok.cli import main; sys.exit(main())"
-        return Step(name, [self.python, "-c", code, *words, "--json"], "-", unavailable=(3,))
-
-
-def parts(place: Place) -> list[Part]:
-    """All parts, in the order in which they run. Peers come before the benchmark that quotes it."""
-    python, raw = place.python, place.raw
-    return [
-        Part("tests", 120, [_tests(place)]),
-        Part("digest", 60, [place.mok("digest", "bench", "digest", "--device", "cuda")]),
-        Part(
-            "faults",
-            100,
-            [
-                Step(
-                    "faults",
-                    [python, "ci/gpu/faults.py", "--json", str(raw / "faults.json")],
-                    str(raw / "faults.json"),
-                    unavailable=(3,),
-                )
-            ],
-        ),
-        Part("verify", 150, _layer(place)),
-        Part("peers", 240, _peers(place)),
-        Part("bench", 215, _bench(place)),
-        Part("sanitize", 120, _sanitize(place)),
-    ]
-
-
-def _tests(place: Place) -> Step:
-    """GPU tests only; the plugin is named where the package is not installed, only on the path."""
-    files = sorted(
-        str(path.relative_to(place.root))
-        for path in (place.root / "tests").rglob("test_*.py")
-        if "mark.gpu" in path.read_text(encoding="utf-8")
-    )
-    known = [one.name for one in importlib.metadata.entry_points(group="pytest11")]
-    plugin = [] if "mok_verify" in known else ["-p", "_mok_verify_pytest"]
-    quiet = ["-p", "no:benchmark", "-p", "no:cacheprovider", "-q"]
-    chosen = ["-m", "gpu or gpus", "--junitxml", str(place.raw / "tests.xml")]
-    command = [place.python, "-m", "pytest", *plugin, *quiet, *chosen, *files]
-    return Step("pytest", command, str(place.raw / "tests.xml"), needs=" passed")
-
-
-def _layer(place: Place) -> list[Step]:
-    """The bundled layer on the GPU: with every promise, on ranks of their own GPUs or sharing one.
-
-    One rank alone has no degree and no other rank to compare with, so that the claims `ep` and
-    `rank` come from four ranks that share the GPU.
-    """
-    if place.ranks > 1:
-        many = ("--ranks", str(place.ranks), "--device", "cuda")
-        return [
-            place.verify("layer", "moe", *many),
-            place.verify("float64", "moe/float64-*", *many),
-        ]
-    one = ("--ranks", "1", "--device", "cuda")
-    claims = "repeat,process,memory,threads,history,contention,batch,schedule,reference"
-    return [
-        place.verify("layer", "verify.builtin.moe:moe", *one, "--claims", claims),
-        place.verify("exact", "moe/exact-*", *one, "--claims", "repeat,exact"),
-        place.verify("float64", "moe/float64-*", *one),
-        place.verify("shared", "moe", "--device", "cuda"),
-    ]
-
-
-PEER_CASES = (
-    "sonicmoe/tiles",
-    "liger/small",
-    "sonicmoe/small",
-    "torch/small",
-    "huggingface/small",
-    "deepgemm/small",
-    "sonicmoe/qwen3-30b",
-)
-"""In the order of what they can show: when the time is up, the last ones have not run."""
-
-
-def _peers(place: Place) -> list[Step]:
-    """A peer that is not deterministic is a finding, not a failure; so is one that is missing."""
-    words = ["--device", "cuda", "--runs", "20"]
-    if place.ranks > 1:
-        words += ["--ranks", str(place.ranks)]
-        return [place.verify("peers", "ci/gpu/peer_rank_cases.py", *words, good=(0, 1, 3))]
-    return [
-        place.verify(
-            f"peers-{name.replace('/', '-')}",
-            f"ci/gpu/peer_cases.py::peers/{name}",
-            *words,
-            good=(0, 1, 3),
-        )
-        for name in PEER_CASES
-    ]
-
-
-def _bench(place: Place) -> list[Step]:
-    """Ours on a shape that it can do in seconds, then the peers on all of theirs.
-
-    Documents are files that grow, so that a run that is cut short keeps what it had.
-    """
-    findings = []
-    for found in sorted(place.raw.glob("peers*/result.json")):
-        findings += ["--determinism", str(found)]
-    many = ["--ranks", str(place.ranks)]
-    if place.ranks > 1:
-        return [_timed(place, "layer", [*many, "--limit", "180", *findings])]
-    # ours runs the portable backend so far, 50 times slower than the rest: on the small shape only
-    ours = ["--shape", "small", "--contender", "mok", "--contender", "torch", "--rounds", "5"]
-    ours += ["--seconds", "1.5", "--alone", "mok", "--alone", "torch", "--limit", "25"]
-    others = ("torch", "huggingface", "liger", "sonicmoe")
-    peers = ["--limit", "165", "--gemms", *(w for name in others for w in ("--contender", name))]
-    return [
-        _timed(place, "ours", [*many, *ours, *findings]),
-        _timed(place, "layer", [*many, *peers, *findings]),
-    ]
-
-
-def _timed(place: Place, name: str, words: Sequence[str]) -> Step:
-    out = place.raw / f"bench-{name}"
-    step = place.mok(name, "bench", "layer", "--device", "cuda", *words, "--out", str(out))
-    return replace(step, document=str(out / "layer.json"))
-
-
-def _sanitize(place: Place) -> list[Step]:
-    scripts = sorted((place.root / "ci" / "gpu").glob("sanitize_*.py"))
-    return [
-        Step(
-            f"{tool} {script.stem}",
-            [
-                *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer"),
-                *("--tool", tool, "--error-exitcode", "9"),
-                # cuda-core asks the driver for functions and parameters until it says no
-                *(("--report-api-errors", "no") if tool == "memcheck" else ()),
-                *(place.python, str(script.relative_to(place.root))),
-            ],
-            unavailable=(127,),  # there is no such program
-            unsupported=NO_SANITIZER,
-            needs="ERROR SUMMARY: 0 errors" if tool != "racecheck" else "RACECHECK SUMMARY: 0",
-        )
-        for tool in ("memcheck", "racecheck", "initcheck")
-        for script in scripts
-    ]
+MOST_AT_ONCE = 10
 
 
 def source_of(root: Path, given: str | None) -> dict[str, Any]:
@@ -211,8 +51,12 @@ def run_all(
     source: dict[str, Any],
     say: Callable[[str], None],
     limits: Mapping[str, float] = MappingProxyType({}),
+    at_once: int = 1,
 ) -> dict[str, Any]:
-    """Runs the chosen parts within `seconds` in all, and keeps run.json up to date."""
+    """Runs the chosen parts within `seconds` in all, and keeps run.json up to date.
+
+    First what may share the GPU, at most `at_once` steps at a time, then one by one what may not.
+    """
     started = time.monotonic()
     document: dict[str, Any] = {
         "format": FORMAT,
@@ -224,23 +68,54 @@ def run_all(
         "environment": environment(place.root),
         "parts": [],
     }
-    for name in chosen:
-        part = next(one for one in parts(place) if one.name == name)
-        log = out / f"{name}.log"
+    logs = {name: out / f"{name}.log" for name in chosen}
+    for log in logs.values():
         log.unlink(missing_ok=True)
-        limit = min(limits.get(name, part.seconds), seconds - (time.monotonic() - started))
-        outcome = run_part(part, log, limit)
-        document["parts"].append(outcome.to_json())
+    early: dict[str, Outcome] = {}
+    told: dict[str, Outcome] = {}
+
+    def left() -> float:
+        return seconds - (time.monotonic() - started)
+
+    def found() -> list[Part]:
+        return [part for part in parts(replace(place, left=left())) if part.name in chosen]
+
+    def tell(outcome: Outcome) -> None:
+        told[outcome.name] = outcome
+        document["parts"] = [told[name].to_json() for name in chosen if name in told]
         document["seconds"] = round(time.monotonic() - started, 1)
         partial = out / "run.partial"
         partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         partial.replace(out / "run.json")
-        say(f"{name}: {outcome.status} in {outcome.seconds:.0f} s")
+        say(f"{outcome.name}: {outcome.status} in {outcome.seconds:.0f} s")
         for step in outcome.steps:
             if step["status"] != "passed":
                 last = str(step.get("why", "")).strip().splitlines()[-1:]
                 say(f"  {step['name']}: {step['status']}, exit {step['exit']}: {''.join(last)}")
+
+    def keep(outcome: Outcome) -> None:
+        early[outcome.name] = outcome
+        if outcome.name not in later:
+            tell(outcome)
+
+    whole = found()
+    later = [part.name for part in whole if part.only(alone=True).steps]
+    first = [part for part in whole if part.only(alone=False).steps or part.name not in later]
+    most = {part.name: limits.get(part.name, part.seconds) for part in whole}
+    now = {name: min(limit, left()) for name, limit in most.items()}
+    run_parts([part.only(alone=False) for part in first], logs, now, at_once, keep)
+    for name in later:
+        part = next(one for one in found() if one.name == name).only(alone=True)
+        before = early.get(name, Outcome(name))
+        limit = min(most[name] - before.seconds, left())
+        tell(before.and_then(run_part(part, logs[name], limit)))
     return document
+
+
+def most_at_once(ranks: int, cores: int | None = None) -> int:
+    """How many steps may run at a time. Ranks have all GPUs, and wait for each other on them."""
+    cores = os.cpu_count() or 1 if cores is None else cores
+    return 1 if ranks > 1 else max(1, min(MOST_AT_ONCE, 2 * cores // 3))
 
 
 def exit_code(document: dict[str, Any]) -> int:
@@ -284,6 +159,12 @@ def _end(number: int, _frame: object) -> None:
     help="Another time for one part. May be repeated.",
 )
 @click.option(
+    "--at-once",
+    type=click.IntRange(1),
+    help="Steps at a time of parts that measure no time. Default: two for three cores, at most "
+    f"{MOST_AT_ONCE}; one with several ranks.",
+)
+@click.option(
     "--commit",
     callback=options.commit,
     help="The commit of which this tree is a copy, 40 hex digits; evidence checks it.",
@@ -295,6 +176,7 @@ def main(
     out: Path,
     seconds: float,
     limits: Mapping[str, float],
+    at_once: int | None,
     commit: str | None,
     allow_dirty: bool,
 ) -> None:
@@ -319,7 +201,8 @@ def main(
             signal.signal(number, _end)
     with tempfile.TemporaryDirectory(prefix="mok-gpu-", ignore_cleanup_errors=True) as raw:
         place = Place(sys.executable, Path(raw), ranks)
-        document = run_all(chosen, place, out, seconds, source, click.echo, limits)
+        beside = at_once or most_at_once(ranks)
+        document = run_all(chosen, place, out, seconds, source, click.echo, limits, beside)
     code = exit_code(document)
     done = ", ".join(f"{part['name']} {part['status']}" for part in document["parts"])
     click.echo(f"commit {document['commit']}, {document['seconds']:.0f} s: {done}; exit {code}")

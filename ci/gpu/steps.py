@@ -1,8 +1,9 @@
-"""Runs one part of ci/gpu.sh: its steps in turn, within its time, and what each of them left.
+"""Runs parts of ci/gpu.sh: their steps, each part within its time, and what each step left.
 
 A step is a command, the document that it leaves, and the exit codes that count. A step that hangs
-is killed with all that it started; one that fails does not keep the next from running. Nothing is
-judged here but exit codes: the commands are the judges.
+is killed with all that it started; one that fails does not keep the next from running. Steps of
+several parts may run side by side; what became of each part is told apart. Nothing is judged here
+but exit codes: the commands are the judges.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import subprocess
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_TAIL = 4000
 DEEPEST = 100  # levels of a document; those of ours have about ten
+POLL = 0.05  # seconds between two looks at what runs
+IDLE = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""For steps that share the cores: threads that wait must not keep others from theirs."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class Step:
 
     good: exit codes of a command that did its work; `unavailable`: those that say that it cannot
     be done here; `unsupported`: texts in its output that say the same, for a tool that has no exit
-    code for it; `needs`: a text that its output must hold, so that silence is no success.
+    code for it; `needs`: a text that its output must hold, so that silence is no success. alone:
+    nothing else may run meanwhile, whatever its part allows.
     """
 
     name: str
@@ -41,15 +46,25 @@ class Step:
     unavailable: Sequence[int] = ()
     needs: str = ""
     unsupported: Sequence[str] = ()
+    alone: bool = False
 
 
 @dataclass(frozen=True)
 class Part:
-    """Steps that belong together, and how many seconds they may take in all."""
+    """Steps that belong together, and how many seconds they may take in all.
+
+    alone: no step of it may run beside anything else, as what measures time or joules must not.
+    """
 
     name: str
     seconds: float
     steps: Sequence[Step]
+    alone: bool = False
+
+    def only(self, *, alone: bool) -> Part:
+        """This part with the steps that run alone, or with those that need not."""
+        steps = [step for step in self.steps if (self.alone or step.alone) == alone]
+        return replace(self, steps=steps)
 
 
 @dataclass
@@ -66,43 +81,158 @@ class Outcome:
             "steps": self.steps
         }
 
+    def and_then(self, other: Outcome) -> Outcome:
+        """This and what became of the same part's other steps, later."""
+        both = [one for one in (self, other) if one.steps]
+        return Outcome(
+            self.name,
+            _worst([one.status for one in both]),
+            sum(one.seconds for one in both),
+            [step for one in both for step in one.steps],
+        )
+
+
+def _worst(statuses: Sequence[str]) -> str:
+    """That of a part, from those of its steps; one without any is unavailable."""
+    order = ("failed", "timed out", "unavailable", "passed")
+    return next((status for status in order if status in statuses), "unavailable")
+
+
+@dataclass
+class _Running:
+    """A step that runs: where its output goes, and until when it may."""
+
+    part: str
+    place: int
+    step: Step
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+    started: float
+    until: float
+
 
 def run_part(part: Part, log: Path, limit: float) -> Outcome:
-    """Runs the steps of a part until its time is up; a failed step does not keep others back."""
-    outcome, started = Outcome(part.name), time.monotonic()
-    found: list[str] = []
-    for step in part.steps:
-        left = limit - (time.monotonic() - started)
-        entry = _run_step(step, log, left)
-        outcome.steps.append(entry)
-        found.append(entry["status"])
-    for status in ("failed", "timed out", "unavailable"):
-        if status in found:
-            outcome.status = status
-            break
-    if not part.steps:
-        outcome.status = "unavailable"
-    outcome.seconds = time.monotonic() - started
+    """Runs the steps of a part in turn until its time is up."""
+    (outcome,) = run_parts([part], {part.name: log}, {part.name: limit})
     return outcome
 
 
-def _run_step(step: Step, log: Path, limit: float) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": step.name, "command": " ".join(step.command[1:])}
-    if limit <= 1:
-        return {**entry, "status": "timed out", "exit": None, "seconds": 0.0, "document": None}
-    started = time.monotonic()
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        try:
-            code = _wait(step.command, output, errors, limit)
-        except OSError as error:
-            _append(log, f"$ {' '.join(step.command)}\n{error}\n")
-            why = {"status": "unavailable", "exit": None, "why": str(error), "document": None}
-            return {**entry, "seconds": 0.0, **why}
+def run_parts(
+    parts: Sequence[Part],
+    logs: Mapping[str, Path],
+    limits: Mapping[str, float],
+    at_once: int = 1,
+    ended: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Runs the steps of all parts, at most `at_once` at a time; outcomes in the order of the parts.
+
+    The time of a part, `limits` by name in seconds, begins with its first step, and no step of it
+    outlives it. ended: told each outcome as soon as it is known. Whatever ends this, no step runs
+    on.
+    """
+    waiting = spread(parts) if at_once > 1 else _in_turn(parts)
+    environment = {**IDLE, **os.environ} if at_once > 1 else dict(os.environ)
+    running: list[_Running] = []
+    begun: dict[str, float] = {}
+    entries: dict[str, dict[int, dict[str, Any]]] = {part.name: {} for part in parts}
+    outcomes: dict[str, Outcome] = {}
+    try:
+        while True:
+            for part in parts:
+                found = entries[part.name]
+                if part.name not in outcomes and len(found) == len(part.steps):
+                    steps = [found[place] for place in sorted(found)]
+                    spent = time.monotonic() - begun[part.name] if steps else 0.0
+                    status = _worst([step["status"] for step in steps])
+                    outcomes[part.name] = Outcome(part.name, status, spent, steps)
+                    ended(outcomes[part.name])
+            if not (waiting or running):
+                return [outcomes[part.name] for part in parts]
+            while waiting and len(running) < at_once:
+                part, place = waiting.pop(0)
+                until = begun.setdefault(part.name, time.monotonic()) + limits[part.name]
+                begin = _begin(part, place, until, environment, logs[part.name])
+                if isinstance(begin, _Running):
+                    running.append(begin)
+                else:
+                    entries[part.name][place] = begin
+            done = [one for one in running if _is_over(one)]
+            for one in done:
+                entries[one.part][one.place] = _result(one, logs[one.part])
+                running.remove(one)
+            if running and not done:
+                time.sleep(POLL)
+    finally:
+        for one in running:
+            _end(one)
+            one.output.close()
+            one.errors.close()
+
+
+def _in_turn(parts: Sequence[Part]) -> list[tuple[Part, int]]:
+    """Every step as its part and its place there, one part after the other."""
+    return [(part, place) for part in parts for place in range(len(part.steps))]
+
+
+def spread(parts: Sequence[Part]) -> list[tuple[Part, int]]:
+    """The same, so that at any time each part is about as far as the others. Within a part the
+    order stays: what takes long stands first there."""
+    return sorted(_in_turn(parts), key=lambda one: one[1] / len(one[0].steps))
+
+
+def _entry(step: Step) -> dict[str, Any]:
+    return {"name": step.name, "command": " ".join(step.command[1:])}
+
+
+def _begin(
+    part: Part, place: int, until: float, environment: Mapping[str, str], log: Path
+) -> _Running | dict[str, Any]:
+    """The step that now runs, or why it does not."""
+    step = part.steps[place]
+    nothing = {**_entry(step), "exit": None, "seconds": 0.0, "document": None}
+    if until - time.monotonic() <= 1:
+        return {**nothing, "status": "timed out"}
+    output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+    try:
+        process = subprocess.Popen(
+            step.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        output.close()
+        errors.close()
+        _append(log, f"$ {' '.join(step.command)}\n{error}\n")
+        return {**nothing, "status": "unavailable", "why": str(error)}
+    return _Running(part.name, place, step, process, output, errors, time.monotonic(), until)
+
+
+def _is_over(one: _Running) -> bool:
+    return one.process.poll() is not None or time.monotonic() > one.until
+
+
+def _end(one: _Running) -> None:
+    """Kills the command's whole group: what a step started does not outlive it."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(one.process.pid, signal.SIGKILL)
+    one.process.wait()
+
+
+def _result(one: _Running, log: Path) -> dict[str, Any]:
+    """What became of a step that has ended, or whose time is up."""
+    step, code = one.step, one.process.poll()
+    _end(one)
+    with one.output as output, one.errors as errors:
         output.seek(0)
         errors.seek(0)
         raw = output.read()
         printed, said = _text(raw), _text(errors.read())
-    seconds = round(time.monotonic() - started, 1)
+    seconds = round(time.monotonic() - one.started, 1)
     document, problem = _document(step, raw)
     shown = "" if step.document == "-" and not problem else printed
     _append(log, f"$ {' '.join(step.command)}\n{shown}{said}[exit {code}, {seconds} s]\n")
@@ -115,33 +245,13 @@ def _run_step(step: Step, log: Path, limit: float) -> dict[str, Any]:
         status = "failed"
     else:
         status = "passed"
-    entry |= {"status": status, "exit": code, "seconds": seconds, "document": document}
+    found = {"status": status, "exit": code, "seconds": seconds, "document": document}
     if status != "passed":
         ended = code in step.good and step.needs in whole
-        entry["why"] = problem if ended else whole.strip()[-LONGEST_TAIL:]
+        found["why"] = problem if ended else whole.strip()[-LONGEST_TAIL:]
     elif step.needs:
-        entry["said"] = next(line for line in whole.splitlines() if step.needs in line).strip("= ")
-    return entry
-
-
-def _wait(command: Sequence[str], output: Any, errors: Any, limit: float) -> int | None:
-    """The exit code, or None after the time is up; then the command's whole group is killed."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        cwd=ROOT,
-        start_new_session=True,
-    )
-    try:
-        return process.wait(timeout=limit)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        found["said"] = next(line for line in whole.splitlines() if step.needs in line).strip("= ")
+    return {**_entry(step), **found}
 
 
 def _text(raw: bytes) -> str:

@@ -345,12 +345,13 @@ def _sanitize(own: Sequence[Json]) -> str:
 
 
 def _tests(own: Sequence[Json]) -> str:
-    rows = [
-        [one["ranks"], step["passed"], len(step["failed"]), step["skipped"], one["seconds"]]
-        for one in own
-        for step in one["results"].values()
-        if "passed" in step
-    ]
+    rows = []
+    for one in own:
+        steps = [step for step in one["results"].values() if "passed" in step]
+        passed = sum(step["passed"] for step in steps)
+        failed = sum(len(step["failed"]) for step in steps)
+        skipped = sum(step["skipped"] for step in steps)
+        rows.append([one["ranks"], passed, failed, skipped, one["seconds"]])
     return _grid(rows, ["GPUs", "passed", "failed", "skipped", "seconds"])
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 
 FOLDER = Path(__file__).parents[2] / "ci" / "gpu"
 READERS = ("sources", "paths", "shapes", "extracts", "goals", "evidence", "tables")
-NAMES = (*READERS, "options", "steps", "parts")
+NAMES = (*READERS, "options", "steps", "commands", "parts")
 
 
 @contextmanager

@@ -177,6 +177,19 @@ def test_work_is_done_on_the_current_stream() -> None:
 
 
 @pytest.mark.gpu
+def test_a_plan_made_on_a_stream_is_waited_for_by_others() -> None:
+    x = torch.randn(1000, device="cuda")
+    DigestPlan([x]).launch()  # compiled and loaded
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        plan = DigestPlan({"x": x, "turned": x.view(20, 50).t()})
+    plan.launch()
+    assert plan.digests() == {"x": digest_on_host(x), "turned": digest_on_host(x.view(20, 50).t())}
+
+
+@pytest.mark.gpu
 def test_a_launch_may_be_captured_by_its_caller() -> None:
     x = torch.randn(4000, device="cuda")
     plan = DigestPlan({"x": x})

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packed_parts import lanes_of
 
-from verify import device_parts
+from verify import device_dense, device_parts
 from verify.device_dense import pack_wholes
 from verify.device_inputs import in_few_parts
 from verify.device_kernel import DEFAULT_TUNING
@@ -219,6 +219,55 @@ def test_whole_tensors_are_packed_as_any_others(wholes: list[tuple[int, int]]) -
     addresses, sizes = zip(*wholes, strict=True)
     found = pack_wholes(addresses, sizes, DEFAULT_TUNING.geometry)
     assert (found[0].tolist(), found[1]) == (packed.tolist(), num_tiles)
+    again, used = pack_wholes(addresses[::-1], sizes, DEFAULT_TUNING.geometry), found[0].copy()
+    used.fill(7)
+    found = pack_wholes(addresses, sizes, DEFAULT_TUNING.geometry, used)
+    assert found[0] is used
+    assert (used.tolist(), found[1]) == (packed.tolist(), num_tiles), "whatever was kept"
+    assert again[0][:, 0].tolist() == list(addresses[::-1])
+
+
+@given(st.lists(tensors(), min_size=1, max_size=3))
+def test_parts_are_packed_into_memory_that_held_something_else(some: list[torch.Tensor]) -> None:
+    table = PartTable()
+    for slot, t in enumerate(some):
+        for part in parts_of(t):
+            table.add(part, slot)
+    packed, num_tiles = table.pack(SMALL)
+    rows = np.full(packed.shape, 2**64 - 1, np.uint64)
+    found = table.pack(SMALL, rows)
+    assert found[0] is rows
+    assert (rows.tolist(), found[1]) == (packed.tolist(), num_tiles)
+
+
+def test_tensors_of_two_devices_are_not_dense_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = torch.zeros(3), torch.zeros(4)
+    elsewhere = {id(second): 1}
+
+    class Placed(torch.Tensor):
+        @staticmethod
+        def get_device(t: torch.Tensor) -> int:  # type: ignore[override]
+            return elsewhere.get(id(t), first.get_device())
+
+    monkeypatch.setattr(device_dense, "_ON_CUDA", lambda t: True)
+    monkeypatch.setattr(device_dense, "Tensor", Placed)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_dense.dense_memory((first, second)) is None
+    elsewhere.clear()
+    found = device_dense.dense_memory((first, second))
+    assert found is not None
+    assert (found.sizes, found.addresses) == ((12, 16), [first.data_ptr(), second.data_ptr()])
+    for other in (torch.zeros(3, 4).t(), torch.zeros(0), torch._neg_view(torch.ones(2))):
+        assert device_dense.dense_memory((first, other)) is None
+
+
+def test_plans_of_very_many_tensors_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_dense, "KEPT_PARTS", 2)
+    kept = device_dense._kept.cache_info().currsize
+    packed, num_tiles = pack_wholes([256, 512, 1024], (5, 6, 7), DEFAULT_TUNING.geometry)
+    assert device_dense._kept.cache_info().currsize == kept
+    assert packed[:, 7].tolist() == [0, 1, 2]
+    assert num_tiles == 3 * (1 + PART_TILES)
 
 
 def test_the_model_sees_bytes_that_are_missed_or_taken_twice() -> None:

@@ -1,0 +1,220 @@
+"""What ci/gpu.sh runs: the commands of each part, and which of them may run beside others.
+
+What measures time or joules, or waits for a rare race, runs alone. All the rest asks whether bits
+are equal, and whoever else uses the GPU must not change them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from steps import ROOT, Part, Step  # beside this file
+
+# what compute-sanitizer prints, with exit code 1, on a device or a driver that it does not know
+NO_SANITIZER = ("Device not supported", "Unable to find injection library")
+ON_GPU = re.compile(r"^(?:pytestmark = .*|.*\bmarks=|\s*@)pytest\.mark\.gpus?\b", re.MULTILINE)
+LONG_TESTS = ("test_controls_gpu", "test_conditions_cuda", "test_devices")
+"""Files of tests that take as long as all the others: each gets a process of its own."""
+QUIET_TESTS = (
+    "tests/verify/test_controls_gpu.py::"
+    "test_the_missing_barrier_hides_when_quiet_and_shows_when_multiprocessors_are_taken",
+    "tests/verify/test_controls_gpu.py::test_plain_check_misses_what_the_condition_finds",
+)
+"""Tests of what a race does on a quiet GPU: they run alone."""
+LAYER_LIMIT = 230.0  # seconds after which the benchmark of peers begins nothing more
+BESIDE_LAYER = 35.0  # seconds of its part that are not its own: ours before it, and its last step
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the commands need to know: interpreter, folder for their files, ranks, and the seconds
+    that are left of the whole run."""
+
+    python: str
+    raw: Path
+    ranks: int = 1
+    root: Path = ROOT
+    left: float = math.inf
+
+    def verify(self, name: str, *words: str, good: Sequence[int] = (0,)) -> Step:
+        """A run of `verify`, whose result document is kept."""
+        report = self.raw / name
+        command = [self.python, "-m", "verify", "run", *words, "--report", str(report)]
+        return Step(name, command, str(report / "result.json"), good)
+
+    def mok(self, name: str, *words: str) -> Step:
+        """A benchmark of `mok` that prints its document."""
+        code = "import sys; from mok.cli import main; sys.exit(main())"
+        return Step(name, [self.python, "-c", code, *words, "--json"], "-", unavailable=(3,))
+
+
+def parts(place: Place) -> list[Part]:
+    """All parts, in the order in which they are told. The longest steps of each stand first.
+
+    The benchmark quotes what peers have left, so that its commands are known only then.
+    """
+    python, raw = place.python, place.raw
+    return [
+        Part("tests", 160, _tests(place)),
+        Part(
+            "digest", 60, [place.mok("digest", "bench", "digest", "--device", "cuda")], alone=True
+        ),
+        Part(
+            "faults",
+            100,
+            [
+                Step(
+                    "faults",
+                    [python, "ci/gpu/faults.py", "--json", str(raw / "faults.json")],
+                    str(raw / "faults.json"),
+                    unavailable=(3,),
+                )
+            ],
+            alone=True,
+        ),
+        Part("verify", 160, _layer(place)),
+        Part("peers", 180 if place.ranks == 1 else 240, _peers(place)),
+        Part("bench", 300, _bench(place)),
+        Part("sanitize", 140, _sanitize(place)),
+    ]
+
+
+def _tests(place: Place) -> list[Step]:
+    """GPU tests only, in several processes. Those for a quiet GPU come alone."""
+    groups: dict[str, list[str]] = {name: [] for name in LONG_TESTS}
+    for path in sorted((place.root / "tests").rglob("test_*.py")):
+        if ON_GPU.search(path.read_text(encoding="utf-8")):
+            name = path.stem if path.stem in LONG_TESTS else path.parent.name
+            groups.setdefault(name, []).append(str(path.relative_to(place.root)))
+    left_out = [word for test in QUIET_TESTS for word in ("--deselect", test)]
+    return [
+        *(_pytest(place, name, [*left_out, *files]) for name, files in groups.items() if files),
+        replace(_pytest(place, "quiet", QUIET_TESTS), alone=True),
+    ]
+
+
+def _pytest(place: Place, name: str, words: Sequence[str]) -> Step:
+    """The plugin is named where the package is not installed, only on the path."""
+    known = [one.name for one in importlib.metadata.entry_points(group="pytest11")]
+    plugin = [] if "mok_verify" in known else ["-p", "_mok_verify_pytest"]
+    quiet = ["-p", "no:benchmark", "-p", "no:cacheprovider", "-q"]
+    document = str(place.raw / f"tests-{name}.xml")
+    chosen = ["-m", "gpu or gpus", "--junitxml", document]
+    command = [place.python, "-m", "pytest", *plugin, *quiet, *chosen, *words]
+    return Step(f"pytest {name}", command, document, needs=" passed")
+
+
+def _layer(place: Place) -> list[Step]:
+    """The bundled layer on the GPU: with every promise, on ranks of their own GPUs or sharing one.
+
+    One rank alone has no degree and no other rank to compare with, so that the claims `ep` and
+    `rank` come from four ranks that share the GPU.
+    """
+    if place.ranks > 1:
+        many = ("--ranks", str(place.ranks), "--device", "cuda")
+        return [
+            place.verify("layer", "moe", *many),
+            place.verify("float64", "moe/float64-*", *many),
+        ]
+    one = ("--ranks", "1", "--device", "cuda")
+    claims = "repeat,process,memory,threads,history,contention,batch,schedule,reference"
+    return [
+        place.verify("layer", "verify.builtin.moe:moe", *one, "--claims", claims),
+        place.verify("shared", "moe", "--device", "cuda"),
+        place.verify("float64", "moe/float64-*", *one),
+        place.verify("exact", "moe/exact-*", *one, "--claims", "repeat,exact"),
+    ]
+
+
+PEER_CASES = (
+    "liger/small",
+    "sonicmoe/small",
+    "huggingface/small",
+    "torch/small",
+    "deepgemm/small",
+    "sonicmoe/tiles",
+    "sonicmoe/qwen3-30b",
+)
+"""Every peer's small case before any peer's second one: when the time is up, the last have not run.
+The longest of the small ones come first."""
+
+
+def _peers(place: Place) -> list[Step]:
+    """A peer that is not deterministic is a finding, not a failure; so is one that is missing."""
+    words = ["--device", "cuda", "--runs", "20"]
+    if place.ranks > 1:
+        words += ["--ranks", str(place.ranks)]
+        return [place.verify("peers", "ci/gpu/peer_rank_cases.py", *words, good=(0, 1, 3))]
+    return [
+        place.verify(
+            f"peers-{name.replace('/', '-')}",
+            f"ci/gpu/peer_cases.py::peers/{name}",
+            *words,
+            good=(0, 1, 3),
+        )
+        for name in PEER_CASES
+    ]
+
+
+def _bench(place: Place) -> list[Step]:
+    """Errors of all on the small shape; then, alone, ours on a shape that it can do in seconds, and
+    the peers on all of theirs, for as long as there is time.
+
+    Documents are files that grow, so that a run that is cut short keeps what it had.
+    """
+    findings = []
+    for found in sorted(place.raw.glob("peers*/result.json")):
+        findings += ["--determinism", str(found)]
+    many = ["--ranks", str(place.ranks)]
+    if place.ranks > 1:
+        return [_timed(place, "layer", [*many, "--limit", "180", *findings])]
+    # ours runs the portable backend so far, 50 times slower than the rest: on the small shape only
+    ours = ["--shape", "small", *_contender("mok"), *_contender("torch"), "--rounds", "5"]
+    ours += ["--seconds", "1.5", "--alone", "mok", "--alone", "torch", "--limit", "25"]
+    others = [w for name in ("torch", "huggingface", "liger", "sonicmoe") for w in _contender(name)]
+    errors = ["--shape", "small", *_contender("mok"), *others, "--rounds", "0", "--seconds", "0"]
+    seconds = min(LAYER_LIMIT, max(30.0, place.left - BESIDE_LAYER))
+    peers = ["--limit", f"{seconds:.0f}", "--gemms", *others]
+    return [
+        replace(_timed(place, "accuracy", [*many, *errors]), alone=False),
+        _timed(place, "ours", [*many, *ours, "--no-accuracy", *findings]),
+        _timed(place, "layer", [*many, *peers, "--no-accuracy", *findings]),
+    ]
+
+
+def _contender(name: str) -> tuple[str, str]:
+    return "--contender", name
+
+
+def _timed(place: Place, name: str, words: Sequence[str]) -> Step:
+    out = place.raw / f"bench-{name}"
+    step = place.mok(name, "bench", "layer", "--device", "cuda", *words, "--out", str(out))
+    # what QuACK's tuner has on disk was chosen while others had the GPU as well
+    command = ["env", "QUACK_FORCE_CACHE_UPDATE=1", *step.command]
+    return replace(step, command=command, document=str(out / "layer.json"), alone=True)
+
+
+def _sanitize(place: Place) -> list[Step]:
+    scripts = sorted((place.root / "ci" / "gpu").glob("sanitize_*.py"))
+    return [
+        Step(
+            f"{tool} {script.stem}",
+            [
+                *("env", "PYTORCH_NO_CUDA_MEMORY_CACHING=1", "compute-sanitizer"),
+                *("--tool", tool, "--error-exitcode", "9"),
+                # cuda-core asks the driver for functions and parameters until it says no
+                *(("--report-api-errors", "no") if tool == "memcheck" else ()),
+                *(place.python, str(script.relative_to(place.root))),
+            ],
+            unavailable=(127,),  # there is no such program
+            unsupported=NO_SANITIZER,
+            needs="ERROR SUMMARY: 0 errors" if tool != "racecheck" else "RACECHECK SUMMARY: 0",
+        )
+        for tool in ("memcheck", "racecheck", "initcheck")
+        for script in scripts
+    ]
