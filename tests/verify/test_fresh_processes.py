@@ -261,6 +261,8 @@ def note():
         file.write(f"{{os.getpid()}} {{time.monotonic_ns()}}\\n")
 
 note()
+if {device!r} == "cuda":
+    time.sleep(3)  # far longer than starting the next one takes
 
 @verify.case(inputs={{"x": verify.normal(64, 8)}}, claims=("process",), device={device!r})
 def doubled(x):

@@ -11,6 +11,7 @@ from mok import jit
 
 LINE = 64  # 32-bit words between two reads of the chain: 256 bytes, so that no line serves two
 HOPS = 512
+NEAR = 16  # lines of the short chain: read again so soon that nobody else pushes them out of L2
 FLUSHES = 4  # times the size of L2 that is written and read
 COLD = 1.3  # a read from memory takes at least so many times as long as one from L2
 _PER_MULTIPROCESSOR = 8
@@ -37,18 +38,21 @@ def delay_stream(device: torch.device, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Cache:
-    """What measures and empties the L2 of one device: a chain of dependent reads, and a buffer."""
+    """What measures and empties the L2 of one device: chains of dependent reads, and a buffer.
+
+    chain: every line is read once. near: a few lines, read again and again.
+    """
 
     device: torch.device
     chain: torch.Tensor
+    near: torch.Tensor
     result: torch.Tensor
     buffer: torch.Tensor
 
-    def cycles(self) -> int:
-        """Clock cycles of a read of the chain, on average."""
+    def cycles(self, chain: torch.Tensor) -> int:
+        """Clock cycles of a read of a chain, on average."""
         kernel = jit.load("conditions/probe.cu", "chase", device=self.device)
-        hops = ctypes.c_uint32(HOPS)
-        kernel.launch(self.chain, hops, self.result, grid=1, block=32)
+        kernel.launch(chain, ctypes.c_uint32(HOPS), self.result, grid=1, block=32)
         return round(int(self.result[0]) / HOPS)
 
     def flush(self) -> None:
@@ -56,29 +60,43 @@ class Cache:
         self.buffer.add_(1)
 
     def chill(self) -> tuple[int, int]:
-        """Empties the cache; cycles of a read before, with all of it cached, and after."""
+        """Empties the cache; cycles of a read that L2 answers, and of one after that.
+
+        What L2 answers in is read off the short chain: other processes on the device may push out
+        the long one between any two of its reads.
+        """
         with torch.cuda.device(self.device):
-            self.cycles()
-            warm = self.cycles()
+            self.cycles(self.chain)
+            self.cycles(self.near)
+            warm = self.cycles(self.near)
             self.flush()
             # the few lines of the chain are all that is read since
-            return warm, self.cycles()
+            return warm, self.cycles(self.chain)
 
 
 def cache_of(device: torch.device) -> Cache:
     """For one device. Raises torch.OutOfMemoryError where four times its L2 is not free."""
     jit.load("conditions/probe.cu", "chase", device=device)
     size = torch.cuda.get_device_properties(device).L2_cache_size
-    # an odd multiplier visits every line once, in an order that no prefetcher follows
-    order = [(171 * hop + 13) % HOPS for hop in range(HOPS)]
-    at = order.index(0)
-    order = order[at:] + order[:at]
-    chain = torch.zeros(HOPS * LINE, dtype=torch.int32)
-    for place, following in zip(order, order[1:] + order[:1], strict=True):
-        chain[place * LINE] = following * LINE
     return Cache(
         device,
-        chain.to(device),
+        ring_of_lines(HOPS).to(device),
+        ring_of_lines(NEAR).to(device),
         torch.zeros(2, dtype=torch.int64, device=device),
         torch.zeros(FLUSHES * size // 8, dtype=torch.int64, device=device),
     )
+
+
+def ring_of_lines(lines: int) -> torch.Tensor:
+    """int32: word LINE i holds LINE j, the next place to read; visits all lines, from 0 on.
+
+    An odd multiplier visits every line of a power of two once, in an order that no prefetcher
+    follows.
+    """
+    order = [(171 * hop + 13) % lines for hop in range(lines)]
+    at = order.index(0)
+    order = order[at:] + order[:at]
+    chain = torch.zeros(lines * LINE, dtype=torch.int32)
+    for place, following in zip(order, order[1:] + order[:1], strict=True):
+        chain[place * LINE] = following * LINE
+    return chain
