@@ -226,7 +226,11 @@ def _evidence(run: Json, part: Json) -> Json:
         "seconds": part["seconds"],
         "command": f"bash ci/gpu.sh --parts {part['name']}{ranks}",
         "environment": extracts.environment_of(run["environment"]),
-        "results": {step["name"]: extracts.result_of(part["name"], step) for step in part["steps"]},
+        "results": {
+            step["name"]: extracts.result_of(part["name"], step)
+            for step in part["steps"]
+            if step["name"] not in extracts.PREPARATIONS
+        },
     }
 
 

@@ -11,6 +11,9 @@ import paths  # beside this file
 ENVIRONMENT = ("platform", "machine", "cpu_model", "cpu_count", "python", "torch", "torch_git")
 _VARIABLES = ("NCCL_", "CUDA_", "CUBLAS_", "TORCH_", "PYTORCH_", "MOK_")
 
+PREPARATIONS = ("warm",)
+"""Steps that leave nothing to show: they fill caches for others."""
+
 Json = dict[str, Any]
 
 
