@@ -18,7 +18,8 @@ class Variant:
     source: path relative to csrc. entries: the `extern "C"` kernels that it must hold, all of them.
     macros: name and value pairs. needs: the only architectures that it compiles for, such as
     ("sm_90a",); empty means any. dynamic_shared: the most bytes that a launch asks for, for the
-    table. planted: why this one may spill or warn, only for faults that are planted on purpose.
+    table. planted: why this one may spill or warn, only for faults that are planted on purpose and
+    for builds that log what they do.
     """
 
     source: str
@@ -35,10 +36,15 @@ class Variant:
 
 
 def _each(
-    source: str, entries: tuple[str, ...], macro: str, values: range, needs: tuple[str, ...] = ()
+    source: str,
+    entries: tuple[str, ...],
+    macro: str,
+    values: range,
+    needs: tuple[str, ...] = (),
+    shared: int = 0,
 ) -> tuple[Variant, ...]:
     """One variant for each value of one macro, all with the same kernels."""
-    return tuple(Variant(source, entries, ((macro, value),), needs) for value in values)
+    return tuple(Variant(source, entries, ((macro, value),), needs, shared) for value in values)
 
 
 _FAULTS = "conditions/faults"
@@ -48,6 +54,20 @@ CATALOGUE: tuple[Variant, ...] = (
     *_each("conditions/busy.cu", ("busy",), "WORK", range(3)),
     *_each("conditions/hold.cu", ("hold",), "HAMMER", range(2)),
     Variant("conditions/probe.cu", ("chase", "delay", "locate", "stamp")),
+    Variant("moe/enter.cu", ("enter",), needs=("sm_90a",)),
+    *_each("moe/forward.cu", ("forward",), "GROUP", range(2), ("sm_90a",), 230400),
+    *(
+        Variant(
+            "moe/forward.cu",
+            ("forward",),
+            (("GROUP", group), ("LOG", 1)),
+            ("sm_90a",),
+            230400,
+            planted="a build that logs its tickets; never timed",
+        )
+        for group in range(2)
+    ),
+    Variant("moe/schedule.cu", ("count", "place", "publish", "scan"), needs=("sm_90a",)),
     # FAULT 0 is the clean twin. The faults are wrong on purpose, not slow: they may not spill.
     Variant(f"{_FAULTS}/column_sums.cu", ("planted_column_parts",), (("FAULT", 1),)),
     Variant(

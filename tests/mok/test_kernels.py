@@ -28,10 +28,11 @@ def test_every_header_is_included_by_a_kernel():
     assert headers == included
 
 
-def test_nothing_else_lies_among_the_sources():
+def test_nothing_else_lies_among_the_sources_than_notes_on_them():
     root = kernel_sources.source_root()
     names = [path.name for path in root.rglob("*") if path.is_file()]
-    assert [name for name in names if not name.endswith((".cu", ".cuh"))] == []
+    others = [name for name in names if not name.endswith((".cu", ".cuh"))]
+    assert {*others} <= {"NOTES.md"}
 
 
 def test_variants_are_told_apart_by_their_names():
@@ -43,8 +44,12 @@ def test_every_variant_names_its_kernels():
     assert [variant.name for variant in CATALOGUE if not variant.entries] == []
 
 
-def test_only_planted_faults_may_be_allowed_to_spill():
-    allowed = [variant for variant in CATALOGUE if variant.planted]
+def _logs(variant):
+    return ("LOG", 1) in variant.macros
+
+
+def test_only_planted_faults_and_builds_with_a_log_may_be_allowed_to_spill():
+    allowed = [variant for variant in CATALOGUE if variant.planted and not _logs(variant)]
     assert [variant.name for variant in allowed if not variant.source.startswith(FAULTS)] == []
 
 
@@ -79,7 +84,9 @@ def test_all_kernels_are_clean_and_processes_say_what_one_would(tmp_path, monkey
     monkeypatch.setenv("MOK_CACHE_DIR", str(tmp_path))
     several = build(("sm_90a",), jobs=2)
     alone = build(("sm_90a",), jobs=1)
-    assert [one.findings for one in several.built if one.findings] == []
+    # a build that logs what it does is never timed, and may spill
+    timed = [one for one in several.built if not _logs(one.variant)]
+    assert [one.findings for one in timed if one.findings] == []
     assert several.clean
     assert [(one.variant, one.resources) for one in alone.built] == [
         (one.variant, one.resources) for one in several.built

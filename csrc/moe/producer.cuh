@@ -1,0 +1,123 @@
+// The producer: draws tickets, waits for what a tile needs, announces it, and loads it by TMA.
+//
+// One thread. A ticket waits only on lower ones of its rank, on rows that movers bring in the same
+// order, or on peers, so the lowest unfinished one can always go on, however many CTAs are resident.
+
+#pragma once
+
+#include "moe/log.cuh"
+#include "moe/pipeline.cuh"
+#include "moe/waits.cuh"
+
+#define AHEAD 3  // steps of K before a tile's end at which the next ticket is drawn
+
+struct Producer {
+  Position<STAGES> stage;
+  Position<TASKS> task;
+  u32 next;  // the ticket after the one at work
+};
+
+static __device__ __forceinline__ void announce(Shared &s, Producer &p, Task task) {
+  barrier_wait(shared_address(&s.taken[p.task.place]), p.task.parity ^ 1);
+  s.tasks[p.task.place] = task;
+  barrier_arrive(shared_address(&s.announced[p.task.place]));
+  p.task.advance();
+}
+
+// All that a ticket depends on is in memory, and the copy engine sees it.
+static __device__ __forceinline__ void await(const Rank &r, const Group &group, u32 block) {
+  switch (group.kind) {
+    case GROUP_UP:
+      wait_device(r, ready_of(r, block), BLOCK, WAIT_ROWS, block);
+      if (block >= r.ring_h)
+        wait_device(r, down_of(r, block - r.ring_h), down_columns(r.hidden_size), WAIT_RING_H, block);
+      break;
+    case GROUP_DOWN:
+      wait_device(r, up_of(r, block), up_columns(r.width), WAIT_HIDDEN, block);
+      break;
+    case GROUP_SHARED_DOWN:
+      wait_device(r, shared_of(r, block), up_columns(r.shared_width), WAIT_HIDDEN,
+                  block);
+      break;
+    case GROUP_SUM:
+      wait_device(r, r.counters + COUNT_DOWN, r.counters[PLAN_DOWN], WAIT_RESULTS, 0);
+      if (r.ranks > 1)
+        for (u32 p = 0; p < r.ranks; ++p)
+          wait_system(r, r.peers[r.rank].flags + FLAG_PUSHED * MAX_RANKS + p, epoch_of(r), WAIT_PUSHED,
+                      p);
+      break;
+  }
+  proxy_fence();
+}
+
+// The tiles of A: 64 or 128 rows by all of K. B: 128 rows of two maps, or 256 of one.
+//
+// The next ticket is drawn near the end, in time for its number to be there when it is needed: drawn at
+// the start, it would wait for as long as this tile takes, tiles of different length would begin in
+// another order than that of tickets, and what neighbouring tiles share would leave L2 in between.
+static __device__ __forceinline__ void load_tile(const Rank &r, Shared &s, Producer &p, u32 stages,
+                                                 const void *map_a, int row, bool half,
+                                                 const void *map_b, const void *second, int column,
+                                                 int expert, u32 steps) {
+  const u32 bytes = (half ? A_HALF : A_BYTES) + B_BYTES;
+  for (u32 k = 0; k < steps; ++k) {
+    const u32 full = shared_address(&s.full[p.stage.place]);
+    const u32 a = stages + p.stage.place * STAGE_BYTES, b = a + A_BYTES;
+    barrier_wait(shared_address(&s.empty[p.stage.place]), p.stage.parity ^ 1);
+    barrier_expect(full, bytes);
+    tma_load_2d(a, map_a, full, k * 64, row);
+    if (!half) tma_load_2d(a + A_HALF, map_a, full, k * 64, row + 64);
+    tma_load_3d(b, map_b, full, k * 64, column, expert);
+    if (second) tma_load_3d(b + B_HALF, second, full, k * 64, column, expert);
+    p.stage.advance();
+    if (k + AHEAD == steps || (k == 0 && steps < AHEAD)) p.next = draw(r.counters + COUNT_COMPUTE);
+  }
+}
+
+static __device__ __forceinline__ void load_task(const Rank &r, Shared &s, Producer &p, u32 stages,
+                                                 Task task, u32 expert) {
+  const bool half = task.rows <= 64;
+  const u32 in = task.kind == GROUP_UP || task.kind == GROUP_SHARED_UP ? r.hidden_size
+                 : task.kind == GROUP_DOWN                             ? r.width
+                                                                       : r.shared_width;
+  const void *a, *b, *second = nullptr;
+  u32 row = task.block;
+  switch (task.kind) {
+    case GROUP_UP: a = &r.x_rows, b = &r.gate, second = &r.up, row %= r.ring_x; break;
+    case GROUP_DOWN: a = &r.hidden, b = &r.down, row %= r.ring_h; break;
+    case GROUP_SHARED_UP: a = &r.x, b = &r.shared_gate, second = &r.shared_up; break;
+    default: a = &r.shared_hidden, b = &r.shared_down; break;
+  }
+  load_tile(r, s, p, stages, a, row * BLOCK, half, b, second, task.column * (second ? 128 : 256), expert,
+            in / 64);
+}
+
+static __device__ __forceinline__ void produce(const Rank &r, Shared &s, u32 stages) {
+  Producer p;
+  const Group *next = r.groups + 1;
+  Group group = r.groups[0];
+  p.next = draw(r.counters + COUNT_COMPUTE);
+  for (;;) {
+    const u32 ticket = p.next;
+    while (group.kind != GROUP_END && next->ticket <= ticket) group = *next++;
+    if (group.kind == GROUP_END) break;
+    const u32 local = ticket - group.ticket;
+    Task task = {group.kind, group.block + local % group.blocks, local / group.blocks, BLOCK,
+                 ticket};
+    u32 expert = 0;
+    if (group.kind == GROUP_UP || group.kind == GROUP_DOWN) {
+      const u32 word = r.blocks[task.block];
+      expert = BLOCK_EXPERT(word);
+      task.rows = BLOCK_ROWS(word);
+    } else if (group.kind != GROUP_SUM) {
+      task.rows = min(BLOCK, r.tokens - task.block * BLOCK);
+    }
+    log_event(r, task.kind, ticket, LOG_DRAWN, task.column);
+    await(r, group, task.block);
+    log_event(r, task.kind, ticket, LOG_STARTED, task.column);
+    announce(s, p, task);
+    if (group.kind == GROUP_SUM) p.next = draw(r.counters + COUNT_COMPUTE);
+    else load_task(r, s, p, stages, task, expert);
+  }
+  announce(s, p, Task{GROUP_END, 0, 0, 0, 0});
+}
