@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mok.bench.contenders import Contender, Inputs, Prepared
+from mok.bench.contenders import DIRECTIONS, Contender, Inputs, Prepared
 from mok.bench.instruments import Instruments
 from mok.bench.nvml import no_gauge
 
@@ -63,6 +63,7 @@ def fake_contender(
     fails: Mapping[str, int] | None = None,
     failure: Callable[[], None] | None = None,
     parallel: bool = False,
+    directions: tuple[str, ...] = DIRECTIONS,
 ) -> Contender:
     """Takes the given seconds. fails: by "prepare", "forward", "backward", the call that raises."""
     count: dict[str, int] = {}
@@ -94,4 +95,11 @@ def fake_contender(
 
         return Prepared(run_forward, run_backward)
 
-    return Contender(name, "1.0", prepare, parallel=parallel, devices=("cpu", "cuda"))
+    return Contender(
+        name,
+        "1.0",
+        prepare,
+        parallel=parallel,
+        devices=("cpu", "cuda"),
+        directions=directions,
+    )

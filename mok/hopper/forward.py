@@ -1,0 +1,119 @@
+"""One forward on the device: the schedule, the entry and the layer, on torch's current stream.
+
+It exists so that every way into the Hopper backend launches the same six kernels in the same order.
+Nothing here waits for the device, so a CUDA graph can record it; the rank's record goes in by
+value. The grid changes speed and never bits. Refuses what packing refuses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from mok.errors import InputError
+from mok.hopper import packing, records
+from mok.hopper.packing import Problem, Results
+from mok.hopper.workspace import HopperWorkspace
+
+SCHEDULE_THREADS = 256
+"""Threads of a CTA of the kernels before `forward` (csrc/moe/schedule.cuh)."""
+
+
+def launch(
+    workspace: HopperWorkspace, problem: Problem, *, saved: int | None, num_sms: int = 0
+) -> Results:
+    """out, and g and u of one rank. Collective over the workspace's ranks.
+
+    saved: rows of g and u to keep (layout.saved_rows), None for nothing. num_sms: CTAs, 0 for one
+    on each multiprocessor; at most so many are used. Raises InputError for other sizes than the
+    workspace's, and what workspace.raise_pending does.
+    """
+    workspace.raise_pending()
+    packing.check_fits(workspace, problem)
+    given = packing.aligned(problem)
+    tokens = given.x.shape[0]
+    with on_device_of(workspace):
+        results = packing.make_results(given, saved)
+        if tokens == 0 and workspace.sizes.ranks == 1:
+            return results
+        record = packing.pack(workspace, given, results)
+        ids = (given.topk if tokens else None, None)
+        workspace.begin()
+        launch_kernels([workspace], record, None, ids, num_sms)
+        workspace.end()
+    return results
+
+
+def on_device_of(workspace: HopperWorkspace) -> AbstractContextManager[object]:
+    """Makes the workspace's device the current one."""
+    if workspace.device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.device(workspace.device)
+
+
+def launch_kernels(
+    workspaces: Sequence[HopperWorkspace],
+    one: records.Rank,
+    many: torch.Tensor | None,
+    ids: tuple[torch.Tensor | None, torch.Tensor | None],
+    num_sms: int,
+) -> None:
+    """The kernels of one forward of the ranks of `workspaces`, which share the launch.
+
+    many: None, or the records of several ranks on one device as bytes; `one` is then not read. ids:
+    the expert ids of one rank, or a table of such addresses.
+    """
+    first, ranks_here = workspaces[0], len(workspaces)
+    kernels, sizes, layout = first.kernels, first.sizes, first.layout
+    grid = grid_size(first.num_sms, num_sms, ranks_here)
+    # One CTA per chunk of 128 tokens of a rank, or per expert; other grids give the same tables.
+    chunks, own_chunks = layout.max_chunks, layout.max_chunks // sizes.ranks
+    # Several ranks copy x where peers can read it; one has only counters to clear.
+    staging = 2 * first.num_sms if sizes.ranks > 1 else min(first.num_sms, 8)
+    block = SCHEDULE_THREADS
+    kernels.publish.launch(one, many, *ids, grid=(own_chunks, ranks_here), block=block)
+    kernels.count.launch(one, many, grid=(chunks, ranks_here), block=block)
+    kernels.scan.launch(one, many, grid=(sizes.experts, ranks_here), block=block)
+    kernels.place.launch(one, many, grid=(chunks, ranks_here), block=block)
+    kernels.enter.launch(one, many, grid=(staging, ranks_here), block=block)
+    kernels.forward.launch(
+        one,
+        many,
+        ctypes.c_uint32(ranks_here),
+        grid=grid,
+        block=records.THREADS,
+        shared=records.SHARED_BYTES,
+    )
+    for workspace in workspaces:
+        count_bad_ids(workspace)
+
+
+def grid_size(sms: int, num_sms: int, ranks_here: int) -> int:
+    """CTAs of `forward`: one a multiprocessor or fewer, and at least one a rank.
+
+    Raises InputError where that is not possible: CTAs that wait for one that is not resident would
+    wait for ever.
+    """
+    if num_sms < 0:
+        raise InputError(f"num_sms = {num_sms}; allowed: 0 (all) or more. Leave it out.")
+    grid = min(num_sms or sms, sms)
+    if ranks_here > sms:
+        raise InputError(
+            f"{ranks_here} ranks share one launch on {sms} multiprocessors; allowed: at most one "
+            "rank a multiprocessor. Use fewer ranks."
+        )
+    return max(grid, ranks_here)
+
+
+def count_bad_ids(workspace: HopperWorkspace) -> None:
+    """Adds this launch's bad ids to those so far and sends the sum to the host, unwaited for.
+
+    A sum, because a later launch may end before the host looks.
+    """
+    found = workspace.words("counters")[records.PLAN_BAD : records.PLAN_BAD + 1]
+    total, on_host = workspace.bad
+    total.add_(found)
+    on_host.copy_(total, non_blocking=True)

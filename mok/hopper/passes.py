@@ -1,0 +1,124 @@
+"""The Hopper forward for a mok.Workspace: which workspace of kernels, how many rows, which knobs.
+
+It exists so that the operators and the functional API run the same code, as mok.engine does for the
+portable backend. The backward is the portable one; what it needs of this forward, bit for bit, is
+saved or computed again here. Its callers have checked the tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from mok import engine
+from mok.config import MoKConfig
+from mok.dispatch import Schedule, dispatch, rows_to_send
+from mok.hopper.forward import launch
+from mok.hopper.layout import BLOCK, Segments, Sizes, choose_segments, saved_rows
+from mok.hopper.packing import Problem, Results
+from mok.hopper.saved import padded_count, without_padding
+from mok.hopper.symmetric import agree_most
+from mok.hopper.workspace import HopperWorkspace
+from mok.portable import SavedRows
+
+if TYPE_CHECKING:
+    from mok.hopper.pools import WorkspacePool
+
+_DEFAULT_MINIBATCH = MoKConfig().minibatch_size
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """minibatch: rows, num_sms: CTAs or 0 for all. Neither changes a bit."""
+
+    minibatch: int = _DEFAULT_MINIBATCH
+    num_sms: int = 0
+
+    def segments(self, width: int) -> Segments:
+        """Blocks of a segment: minibatch is the most, if it is not the default."""
+        given = None if self.minibatch == _DEFAULT_MINIBATCH else self.minibatch // BLOCK
+        return choose_segments(width, given)
+
+
+def run_forward(
+    pool: WorkspacePool,
+    group: dist.ProcessGroup | None,
+    problem: Problem,
+    knobs: Knobs,
+    *,
+    save: bool,
+) -> Results:
+    """out and, with `save`, g and u up to the default capacity. Collective over the group."""
+    workspace = _workspace(pool, group, problem, knobs)
+    rows = saved_rows(problem.x.shape[0], workspace.sizes) if save else None
+    return launch(workspace, problem, saved=rows, num_sms=knobs.num_sms)
+
+
+def recompute(
+    pool: WorkspacePool,
+    group: dist.ProcessGroup | None,
+    problem: Problem,
+    rows: int | None,
+    knobs: Knobs,
+) -> Results:
+    """g and u again, bit for bit; `out` is not to be used. Collective over the group.
+
+    rows: how many padded rows to keep, None for the default capacity. Only gate and up weights of
+    `problem` count: the down weights may be anything of their shape (stand_in_down).
+    """
+    workspace = _workspace(pool, group, problem, knobs)
+    kept = saved_rows(problem.x.shape[0], workspace.sizes) if rows is None else rows
+    return launch(workspace, problem, saved=kept, num_sms=knobs.num_sms)
+
+
+def _workspace(
+    pool: WorkspacePool, group: dist.ProcessGroup | None, problem: Problem, knobs: Knobs
+) -> HopperWorkspace:
+    device = problem.x.device
+    tokens, hidden = problem.x.shape
+    experts, width = problem.gate.shape[:2]
+    sizes = Sizes(
+        max_tokens=tokens if group is None else agree_most(group, device, tokens),
+        slots=problem.topk.shape[1],
+        experts=experts,
+        hidden=hidden,
+        width=width,
+        shared_width=0 if problem.shared is None else problem.shared[0].shape[0],
+        ranks=1 if group is None else dist.get_world_size(group),
+    )
+    return pool.get(sizes, knobs.segments(width), group, device)
+
+
+def stand_in_down(gate: torch.Tensor) -> torch.Tensor:
+    """A tensor of down's shape, for a recompute that has no down weights; gate's memory again."""
+    return gate.reshape(*gate.shape[:-2], gate.shape[-1], gate.shape[-2])
+
+
+def saved_for_backward(
+    pool: WorkspacePool,
+    group: dist.ProcessGroup | None,
+    schedule: Schedule,
+    problem: Problem,
+    kept: Results | None,
+    knobs: Knobs,
+) -> engine.Saved:
+    """What the portable backward reads. Collective over the group.
+
+    kept: g and u that the forward saved, None for nothing. Rows that are missing on some rank are
+    computed again by all, with the forward's bits.
+    """
+    rows = padded_count(schedule.rows_E)
+    missing = kept is None or kept.gate is None or kept.gate.shape[0] < rows
+    if group is not None:
+        missing = bool(agree_most(group, problem.x.device, int(missing)))
+    found = recompute(pool, group, problem, rows, knobs) if missing or kept is None else kept
+    assert found.gate is not None
+    assert found.up is not None
+    shared = None
+    if found.shared_gate is not None and found.shared_up is not None:
+        shared = SavedRows(found.shared_gate, found.shared_up)
+    x_rows = dispatch(rows_to_send(problem.x, schedule), schedule, group)
+    return engine.Saved(x_rows, without_padding(found.gate, found.up, schedule.rows_E), shared)
