@@ -18,10 +18,23 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from mok.errors import ContextError, InputError, MoKError, RoutingError, UnsupportedError
+from mok.errors import (
+    ContextError,
+    ExchangeError,
+    InputError,
+    MoKError,
+    RoutingError,
+    UnsupportedError,
+)
 
 CALLS = ("workspace", "schedule", "routing", "forward", "backward", "recompute", "check")
-_KINDS: tuple[type[MoKError], ...] = (InputError, RoutingError, ContextError, UnsupportedError)
+_KINDS: tuple[type[MoKError], ...] = (
+    InputError,
+    RoutingError,
+    ContextError,
+    UnsupportedError,
+    ExchangeError,
+)
 _MAX_FACTS = 8
 
 

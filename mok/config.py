@@ -1,9 +1,9 @@
 """`MoKConfig`: the knobs of the layer, none of which may change a bit of the result.
 
-Names and defaults are those that users of Mixture-of-Kittens know. The portable backend reads
-`minibatch_size` (how many rows of an expert one worker takes at a time); the others steer the
-Hopper kernel and are carried, checked and ignored here. A knob that could change bits (a tile
-height, a split along K) is refused a place in this class.
+Names and defaults are those that users of Mixture-of-Kittens know, and `num_sms`. The portable
+backend reads `minibatch_size` (how many rows of an expert one worker takes at a time), the Hopper
+backend `minibatch_size` and `num_sms`; the others are carried, checked and ignored. A knob that
+could change bits (a tile height, a split along K) is refused a place in this class.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ class MoKConfig:
     """Performance knobs. Results are bit-identical for every valid value of every field.
 
     fwd_num_comm_sms, bwd_num_comm_sms: SMs that only communicate (Hopper backend).
-    minibatch_size: rows per unit of overlap; a positive multiple of 128.
+    minibatch_size: rows per unit of overlap; a positive multiple of 128. The Hopper backend chooses
+        its own unless another value than the default is given, and takes at least 1024.
     macrobatch_size: rows whose activations are alive at once (Hopper backend); a positive multiple
         of 128, at least minibatch_size.
     schedule_capacity_multiplier: share of the worst-case number of received rows to reserve.
     all_gather_top_experts_chunk_bytes: piece of the exchange of expert ids; a multiple of 16.
+    num_sms: multiprocessors that the Hopper backend's launch may take; 0 for all.
     Raises InputError when a value is outside of what is said here.
     """
 
@@ -35,9 +37,10 @@ class MoKConfig:
     macrobatch_size: int = 131072
     schedule_capacity_multiplier: float = 0.5
     all_gather_top_experts_chunk_bytes: int = 2048
+    num_sms: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("fwd_num_comm_sms", "bwd_num_comm_sms"):
+        for name in ("fwd_num_comm_sms", "bwd_num_comm_sms", "num_sms"):
             _require(self, name, getattr(self, name) >= 0, "a number of SMs, 0 or more")
         for name in ("minibatch_size", "macrobatch_size"):
             size = getattr(self, name)

@@ -100,6 +100,20 @@ def shared_weights(gate: object, up: object, down: object) -> ExpertWeights | No
     return ExpertWeights(flat.gate[None], flat.up[None], flat.down[None])
 
 
+def check_routes(
+    topk_TK: torch.Tensor,
+    num_local_experts: int,
+    group: dist.ProcessGroup | None,
+    errors: checks.ErrorRecord,
+) -> None:
+    """Raises RoutingError for bad ids at once, on all ranks; waits for the device."""
+    num_experts = num_local_experts * (1 if group is None else dist.get_world_size(group))
+    _, bad = clean_topk(topk_TK, num_experts)
+    if bool(bad.any()):
+        errors.set(checks.routing_message(bad, topk_TK, num_experts))
+    checks.checked("routing", errors.raise_pending, group, topk_TK.device)
+
+
 def schedule_routes(
     topk_TK: torch.Tensor,
     num_local_experts: int,

@@ -77,12 +77,7 @@ def _kernel_state(catalogue: tuple[kernels.Variant, ...]) -> str:
 
 
 def _backend() -> tuple[str, str]:
-    if not torch.cuda.is_available():
-        return "portable", "torch sees no CUDA device"
-    major, minor = torch.cuda.get_device_capability()
-    name = torch.cuda.get_device_name()
-    return (
-        "portable",
-        f"{name} (compute capability {major}.{minor}); mok.functional and mok.moe run the "
-        "portable backend on every device",
-    )
+    """What backend="auto" takes here, and why; why not Hopper where it is not that."""
+    from mok.hopper.support import backend_here
+
+    return backend_here()

@@ -23,5 +23,9 @@ class ContextError(MoKError, RuntimeError):
     """A forward context was used twice, or with a schedule that it does not belong to."""
 
 
+class ExchangeError(MoKError, RuntimeError):
+    """A kernel waited in vain for a peer or for its own work; the workspace is refused."""
+
+
 class UnsupportedError(MoKError, NotImplementedError):
     """What was asked for does not exist in this backend, for example MXFP8 weights."""

@@ -3,7 +3,9 @@
 Names, argument order and shapes are those that users of Mixture-of-Kittens know; a shared expert
 may be left out (None) or have its own width, and a group may have any size that divides the number
 of experts (None: one rank). Every function is collective over the workspace's group, and its checks
-have one outcome on all ranks. Refuses MXFP8 weight tuples, and a second backward from one context.
+have one outcome on all ranks. Where the Hopper backend runs the forward, that forward builds the
+schedule on the device; the host's is made when the (portable) backward asks for it. Refuses MXFP8
+weight tuples, and a second backward from one context.
 
 Legend: T local tokens, K slots, E local experts, H hidden size, I width, R rows of local experts.
 x [T, H] bf16, router_weights [T, K] fp32, gate and up [E, I, H] bf16, down [E, H, I] bf16; shared
@@ -16,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,21 +26,30 @@ from mok import checks, engine
 from mok.config import MoKConfig
 from mok.dispatch import Schedule
 from mok.errors import ContextError, InputError
+from mok.hopper.deferred import DeferredSchedule, on_host
+from mok.hopper.support import device_problem
 from mok.portable import SavedRows
 from mok.workspaces import Workspace, clear_workspace_cache, create_workspace, get_workspace
 
+if TYPE_CHECKING:
+    from mok.hopper.packing import Problem, Results
+    from mok.hopper.passes import Knobs
+
 Weight = torch.Tensor | tuple[torch.Tensor, ...] | None
+AnySchedule = Schedule | DeferredSchedule
 
 
 @dataclass(frozen=True)
 class ForwardContext:
     """What backward needs of one forward pass; good for one backward.
 
-    x_rows: bf16 [R, H] in canonical order. routed, shared: g and u rounded to bf16.
+    x_rows: bf16 [R, H] in canonical order; None after a Hopper forward, whose backward dispatches x
+    again. routed, shared: g and u rounded to bf16; after a Hopper forward every expert's rows of
+    `routed` are padded to a multiple of 128.
     """
 
-    schedule: Schedule
-    x_rows: torch.Tensor
+    schedule: AnySchedule
+    x_rows: torch.Tensor | None
     routed: SavedRows
     shared: SavedRows | None
     consumed: threading.Event = field(default_factory=threading.Event, repr=False)
@@ -50,7 +62,7 @@ def build_schedule(
     *,
     num_local_experts: int,
     validate: bool = False,
-) -> Schedule:
+) -> AnySchedule:
     """Which row goes where. topk_experts: int64 [T, K], global expert ids, -1 for an unused slot.
 
     A bad id (out of range, or repeated inside its token) becomes an unused slot and is raised as
@@ -61,7 +73,7 @@ def build_schedule(
     at_once = checks.validation_wanted(validate)
 
     def check() -> dict[str, int]:
-        workspace.errors.raise_pending()
+        workspace.raise_pending()
         if num_local_experts < 1:
             raise InputError(f"num_local_experts = {num_local_experts}; allowed: 1 or more.")
         shape = (workspace.num_local_tokens, workspace.topk)
@@ -71,6 +83,10 @@ def build_schedule(
         return {"experts per rank": num_local_experts, "validate or MOK_CHECK": int(at_once)}
 
     checks.checked("schedule", check, workspace.group, workspace.device)
+    if workspace.backend != "portable" and device_problem(workspace.device) is None:
+        if at_once:
+            engine.check_routes(topk_experts, num_local_experts, workspace.group, workspace.errors)
+        return DeferredSchedule(topk_experts.clone(), num_local_experts, workspace.group)
     return engine.schedule_routes(
         topk_experts, num_local_experts, workspace.group, workspace.errors, at_once
     )
@@ -79,18 +95,21 @@ def build_schedule(
 def _check_call(
     call: str,
     workspace: Workspace,
-    schedule: Schedule,
+    schedule: AnySchedule,
     inputs: Mapping[str, tuple[object, torch.dtype, tuple[int, ...], str]],
     routed: tuple[Weight, Weight, Weight],
     shared: tuple[Weight, Weight, Weight],
     limit: float | None,
     with_down: bool,
     context: ForwardContext | None = None,
-) -> None:
+) -> bool:
+    """Raises on all ranks together; returns whether the Hopper backend runs the call."""
     hidden, device = workspace.hidden_size, workspace.device
+    chosen: list[bool] = []
+    workspace.meet()
 
     def check() -> dict[str, int]:
-        workspace.errors.raise_pending()
+        workspace.raise_pending()
         checks.check_limit(limit)
         for name, (tensor, dtype, shape, legend) in inputs.items():
             checks.check_tensor(name, tensor, dtype, shape, device, legend)
@@ -109,17 +128,23 @@ def _check_call(
         with_shared = checks.check_shared(*shared, hidden, device, with_down)
         if context is not None:
             _check_context(context, schedule, width, with_shared)
+        shared_width = shared[0].shape[0] if isinstance(shared[0], torch.Tensor) else 0
+        runs = workspace.runs_hopper(experts, width, shared_width)
+        # A schedule of the host was made by a workspace that never runs Hopper.
+        chosen.append(runs and isinstance(schedule, DeferredSchedule))
         return {
             "width I": width,
             "shared expert": int(with_shared),
             "swiglu_limit (bits)": checks.limit_bits(limit),
+            "backend (1: Hopper)": int(chosen[0]),
         }
 
     checks.checked(call, check, workspace.group, device)
+    return chosen[0]
 
 
 def _check_context(
-    context: ForwardContext, schedule: Schedule, width: int, with_shared: bool
+    context: ForwardContext, schedule: AnySchedule, width: int, with_shared: bool
 ) -> None:
     if context.consumed.is_set():
         raise ContextError(
@@ -150,7 +175,7 @@ def _router(workspace: Workspace) -> tuple[torch.dtype, tuple[int, ...], str]:
 def forward(
     config: MoKConfig,
     workspace: Workspace,
-    schedule: Schedule,
+    schedule: AnySchedule,
     x: torch.Tensor,
     router_weights: torch.Tensor,
     w_shared_gate: Weight,
@@ -168,11 +193,16 @@ def forward(
         "x": (x, *_bf16_rows(workspace)),
         "router_weights": (router_weights, *_router(workspace)),
     }
-    _check_call("forward", workspace, schedule, inputs, routed, shared, swiglu_limit, True)
+    if _check_call("forward", workspace, schedule, inputs, routed, shared, swiglu_limit, True):
+        from mok.hopper.passes import run_forward
+
+        problem = _problem(x, schedule, router_weights, routed, shared, swiglu_limit)
+        found = run_forward(workspace.pool, workspace.group, problem, _knobs(config), save=True)
+        return found.out, _context_of(schedule, found)
     result = engine.forward_pass(
         x,
         router_weights,
-        schedule,
+        on_host(schedule),
         engine.expert_weights(*routed),
         engine.shared_weights(*shared),
         engine.Settings(workspace.group, swiglu_limit, config.minibatch_size),
@@ -183,7 +213,7 @@ def forward(
 def recompute_forward_context(
     config: MoKConfig,
     workspace: Workspace,
-    schedule: Schedule,
+    schedule: AnySchedule,
     x: torch.Tensor,
     w_shared_gate: Weight,
     w_shared_up: Weight,
@@ -195,11 +225,16 @@ def recompute_forward_context(
     routed = (w_routed_gate, w_routed_up, None)
     shared = (w_shared_gate, w_shared_up, None)
     inputs = {"x": (x, *_bf16_rows(workspace))}
-    _check_call("recompute", workspace, schedule, inputs, routed, shared, swiglu_limit, False)
+    if _check_call("recompute", workspace, schedule, inputs, routed, shared, swiglu_limit, False):
+        from mok.hopper.passes import recompute
+
+        problem = _problem(x, schedule, None, routed, shared, swiglu_limit)
+        found = recompute(workspace.pool, workspace.group, problem, None, _knobs(config))
+        return _context_of(schedule, found)
     settings = engine.Settings(workspace.group, swiglu_limit, config.minibatch_size)
     x_rows, routed_rows, shared_rows = engine.recompute_pass(
         x,
-        schedule,
+        on_host(schedule),
         (_tensor(w_routed_gate), _tensor(w_routed_up)),
         None if w_shared_gate is None else (_tensor(w_shared_gate), _tensor(w_shared_up)),
         settings,
@@ -210,7 +245,7 @@ def recompute_forward_context(
 def backward(
     config: MoKConfig,
     workspace: Workspace,
-    schedule: Schedule,
+    schedule: AnySchedule,
     forward_context: ForwardContext,
     d_output: torch.Tensor,
     x: torch.Tensor,
@@ -236,7 +271,7 @@ def backward(
         "x": (x, *_bf16_rows(workspace)),
         "router_weights": (router_weights, *_router(workspace)),
     }
-    _check_call(
+    hopper = _check_call(
         "backward",
         workspace,
         schedule,
@@ -248,17 +283,76 @@ def backward(
         context=forward_context,
     )
     forward_context.consumed.set()
+    saved, shared_rows = forward_context.routed, forward_context.shared
+    if hopper:
+        from mok.hopper.packing import Results
+        from mok.hopper.passes import saved_for_backward
+
+        kept = Results(x, saved.gate, saved.up)
+        if shared_rows is not None:
+            kept = Results(x, saved.gate, saved.up, shared_rows.gate, shared_rows.up)
+        problem = _problem(x, schedule, router_weights, routed, shared, swiglu_limit)
+        context = saved_for_backward(
+            workspace.pool, workspace.group, on_host(schedule), problem, kept, _knobs(config)
+        )
+    else:
+        assert forward_context.x_rows is not None
+        context = engine.Saved(forward_context.x_rows, saved, shared_rows)
     gradients = engine.backward_pass(
         d_output,
         x,
         router_weights,
-        schedule,
-        engine.Saved(forward_context.x_rows, forward_context.routed, forward_context.shared),
+        on_host(schedule),
+        context,
         engine.expert_weights(*routed),
         engine.shared_weights(*shared),
         engine.Settings(workspace.group, swiglu_limit, config.minibatch_size),
     )
     return gradients.in_order()
+
+
+def _knobs(config: MoKConfig) -> Knobs:
+    from mok.hopper.passes import Knobs
+
+    return Knobs(config.minibatch_size, config.num_sms)
+
+
+def _problem(
+    x: torch.Tensor,
+    schedule: AnySchedule,
+    router_weights: torch.Tensor | None,
+    routed: tuple[Weight, Weight, Weight],
+    shared: tuple[Weight, Weight, Weight],
+    limit: float | None,
+) -> Problem:
+    """One rank's call for the Hopper backend; down weights and a router may be missing."""
+    from mok.hopper.packing import Problem
+    from mok.hopper.passes import stand_in_down
+
+    topk = schedule.topk_TK
+    router = (
+        torch.zeros_like(topk, dtype=torch.float32) if router_weights is None else router_weights
+    )
+
+    def down_of(gate: torch.Tensor, down: Weight) -> torch.Tensor:
+        return stand_in_down(gate) if down is None else _tensor(down).detach()
+
+    gate, up = _tensor(routed[0]).detach(), _tensor(routed[1]).detach()
+    own = None
+    if shared[0] is not None:
+        own_gate, own_up = _tensor(shared[0]).detach(), _tensor(shared[1]).detach()
+        own = (own_gate, own_up, down_of(own_gate, shared[2]))
+    return Problem(x.detach(), topk, router, gate, up, down_of(gate, routed[2]), own, limit)
+
+
+def _context_of(schedule: AnySchedule, found: Results) -> ForwardContext:
+    """The context of a Hopper forward that saved."""
+    assert found.gate is not None
+    assert found.up is not None
+    own = None
+    if found.shared_gate is not None and found.shared_up is not None:
+        own = SavedRows(found.shared_gate, found.shared_up)
+    return ForwardContext(schedule, None, SavedRows(found.gate, found.up), own)
 
 
 def _tensor(weight: Weight) -> torch.Tensor:
@@ -267,6 +361,7 @@ def _tensor(weight: Weight) -> torch.Tensor:
 
 
 __all__ = [
+    "DeferredSchedule",
     "ForwardContext",
     "Schedule",
     "Workspace",

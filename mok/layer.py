@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from mok.config import MoKConfig
 from mok.errors import InputError
+from mok.hopper.support import check_backend
 from mok.operators import group_name, moe_forward
 
 SharedWeights = tuple[Tensor, Tensor, Tensor]
@@ -34,6 +35,8 @@ def moe(
     swiglu_limit: float | None = None,
     group: dist.ProcessGroup | None = None,
     config: MoKConfig | None = None,
+    *,
+    backend: str = "auto",
 ) -> Tensor:
     """out = shared(x) + sum over k of router_weights[:, k] * expert[topk_experts[:, k]](x).
 
@@ -45,6 +48,9 @@ def moe(
     and rounded to bf16 once. In a torch.autocast region of dtype bf16, x and the weights may have
     other floating-point dtypes than float64: they are cast to bf16, router weights to fp32, and
     gradients arrive in the given dtypes.
+
+    backend: "auto" runs the forward on the Hopper kernel where device and shapes allow, "hopper"
+    insists on it (UnsupportedError says why it cannot be), "portable" never takes it.
 
     With a group the call and its backward are collective, T may differ and be 0, and the shared
     expert's gradients are this rank's partial sums. Raises InputError (on all ranks) for a wrong
@@ -68,6 +74,8 @@ def moe(
         group_name(group),
         knobs.minibatch_size,
         save,
+        knobs.num_sms,
+        backend,
     )[0]
 
 
@@ -100,7 +108,8 @@ class MoE(nn.Module):
     order, so rank r of R loads rows r E / R .. (r + 1) E / R - 1 of a whole w_gate, w_up and
     w_down, and the ranks' parts concatenated along dimension 0 are the whole.
 
-    Raises InputError when the number of experts is not a multiple of the group's size.
+    backend: as of mok.moe. Raises InputError when the number of experts is not a multiple of the
+    group's size, or for an unknown backend.
     """
 
     w_shared_gate: Tensor | None
@@ -118,8 +127,10 @@ class MoE(nn.Module):
         group: dist.ProcessGroup | None = None,
         config: MoKConfig | None = None,
         device: torch.device | str | None = None,
+        backend: str = "auto",
     ) -> None:
         super().__init__()
+        check_backend(backend)
         ranks = 1 if group is None else dist.get_world_size(group)
         if num_experts < 1 or num_experts % ranks:
             raise InputError(
@@ -130,6 +141,7 @@ class MoE(nn.Module):
         self.swiglu_limit = swiglu_limit
         self._group = _Group(group)
         self.config = config or MoKConfig()
+        self.backend = backend
 
         def weight(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=torch.bfloat16, device=device))
@@ -177,6 +189,7 @@ class MoE(nn.Module):
             self.swiglu_limit,
             self.group,
             self.config,
+            backend=self.backend,
         )
 
     def extra_repr(self) -> str:

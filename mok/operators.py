@@ -5,7 +5,8 @@ formula. An operator can take neither a process group nor a workspace, so it tak
 ("" for one rank) and the knobs as integers. Every output shape follows from input shapes: on one
 rank the forward saves g and u in slot order, [T K, I]; on several ranks their number of rows
 depends on the routing, so nothing is saved and the backward recomputes them, which changes no bit.
-Refuses double backward.
+The Hopper backend saves them in canonical order instead, every expert padded to 128 rows; which
+backend runs follows from device and shapes, so a fake tensor knows it too. Refuses double backward.
 
 A bad expert id of one call is raised at the next call of the same group and device, or at
 `mok.functional.get_workspace(...).check()`; with MOK_CHECK=1 at once.
@@ -13,7 +14,7 @@ A bad expert id of one call is raised at the next call of the same group and dev
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,15 @@ from mok.autocast import DEVICES, autocast_rule
 from mok.config import MoKConfig
 from mok.dispatch import rows_to_send
 from mok.errors import InputError
+from mok.hopper.layout import one_rank_saved_rows
+from mok.hopper.support import choose, why_not
 from mok.portable import SavedRows
 from mok.workspaces import Workspace, get_workspace
+
+if TYPE_CHECKING:
+    from mok.hopper.packing import Problem
+
+# What launches kernels is imported by the first call that does: other calls do without it.
 
 
 def group_name(group: dist.ProcessGroup | None) -> str:
@@ -40,17 +48,43 @@ def _group(name: str) -> dist.ProcessGroup | None:
     return distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
-def _workspace(x: Tensor, topk_experts: Tensor, group: str) -> Workspace:
+def _workspace(x: Tensor, topk_experts: Tensor, group: str, backend: str) -> Workspace:
     # Wrong dimensions get stand-ins here; the check that follows names the tensor and its shape.
     tokens, hidden = x.shape if x.dim() == 2 else (0, 1)
-    return get_workspace(
+    workspace = get_workspace(
         MoKConfig(),
         _group(group),
         device=x.device,
         num_local_tokens=tokens,
         hidden_size=hidden,
         topk=topk_experts.shape[-1] if topk_experts.dim() == 2 else 1,
+        backend=backend,
     )
+    workspace.meet()
+    return workspace
+
+
+def _saves_padded(
+    x: Tensor,
+    topk_experts: Tensor,
+    w_gate: Tensor,
+    shared_gate: Tensor | None,
+    group: str,
+    backend: str,
+) -> bool:
+    """Whether one rank's forward runs on the Hopper backend; from device and sizes alone."""
+    if group or backend == "portable":
+        return False
+    problem = why_not(
+        x.device,
+        hidden=x.shape[1],
+        width=w_gate.shape[1],
+        shared_width=0 if shared_gate is None else shared_gate.shape[0],
+        slots=topk_experts.shape[1],
+        experts=w_gate.shape[0],
+        tokens=x.shape[0],
+    )
+    return choose(backend, problem)
 
 
 def _check(
@@ -62,12 +96,14 @@ def _check(
     routed: tuple[Tensor, Tensor, Tensor],
     shared: tuple[Tensor | None, Tensor | None, Tensor | None],
     limit: float | None,
-) -> None:
+) -> bool:
+    """Raises on all ranks together; returns whether the Hopper backend runs the call."""
     hidden, device = workspace.hidden_size, workspace.device
     tokens, slots = workspace.num_local_tokens, workspace.topk
+    chosen: list[bool] = []
 
     def check() -> dict[str, int]:
-        workspace.errors.raise_pending()
+        workspace.raise_pending()
         checks.check_limit(limit)
         any_size = (None, None)
         checks.check_tensor("x", rows["x"], torch.bfloat16, any_size, device, "[T, H]")
@@ -80,15 +116,21 @@ def _check(
             "router_weights", router_weights, torch.float32, routes, device, "[T, K]"
         )
         experts = checks.check_routed(*routed, hidden, device)
+        with_shared = checks.check_shared(*shared, hidden, device, True)
+        width = routed[0].shape[1]
+        shared_width = shared[0].shape[0] if shared[0] is not None else 0
+        chosen.append(workspace.runs_hopper(experts, width, shared_width))
         return {
             "experts per rank": experts,
-            "width I": routed[0].shape[1],
-            "shared expert": int(checks.check_shared(*shared, hidden, device, True)),
+            "width I": width,
+            "shared expert": int(with_shared),
             "swiglu_limit (bits)": checks.limit_bits(limit),
             "MOK_CHECK": int(checks.validation_wanted(False)),
+            "backend (1: Hopper)": int(chosen[0]),
         }
 
     checks.checked(call, check, workspace.group, device)
+    return chosen[0]
 
 
 def _forward(
@@ -105,14 +147,19 @@ def _forward(
     group: str,
     minibatch_size: int,
     save: bool,
+    num_sms: int = 0,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """(out, gate, up, shared gate, shared up); the last four are empty unless saved."""
-    workspace = _workspace(x, topk_experts, group)
+    workspace = _workspace(x, topk_experts, group, backend)
     routed = (w_gate, w_up, w_down)
     shared = (shared_gate, shared_up, shared_down)
-    _check(
+    hopper = _check(
         "forward", workspace, {"x": x}, topk_experts, router_weights, routed, shared, swiglu_limit
     )
+    if hopper:
+        problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
+        return _forward_hopper(workspace, problem, (minibatch_size, num_sms), save, group)
     schedule = engine.schedule_routes(
         topk_experts,
         w_gate.shape[0],
@@ -142,6 +189,38 @@ def _forward(
     return result.out, kept[0], kept[1], result.shared.gate, result.shared.up
 
 
+def _problem(
+    x: Tensor,
+    topk_experts: Tensor,
+    router_weights: Tensor,
+    routed: tuple[Tensor, Tensor, Tensor],
+    shared: tuple[Tensor | None, Tensor | None, Tensor | None],
+    limit: float | None,
+) -> Problem:
+    from mok.hopper.packing import Problem
+
+    gate, up, down = shared
+    own = None if gate is None or up is None or down is None else (gate, up, down)
+    return Problem(x, topk_experts, router_weights, *routed, own, limit)
+
+
+def _forward_hopper(
+    workspace: Workspace, problem: Problem, knobs: tuple[int, int], save: bool, group: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    from mok.hopper.passes import Knobs, run_forward
+
+    if checks.validation_wanted(False):
+        experts = problem.gate.shape[0]
+        engine.check_routes(problem.topk, experts, workspace.group, workspace.errors)
+    kept = save and not group
+    found = run_forward(workspace.pool, workspace.group, problem, Knobs(*knobs), save=kept)
+    saved = (found.gate, found.up, found.shared_gate, found.shared_up)
+    gate, up, own_gate, own_up = (
+        problem.x.new_empty((0,)) if tensor is None else tensor for tensor in saved
+    )
+    return found.out, gate, up, own_gate, own_up
+
+
 def _forward_fake(
     x: Tensor,
     topk_experts: Tensor,
@@ -156,9 +235,14 @@ def _forward_fake(
     group: str,
     minibatch_size: int,
     save: bool,
+    num_sms: int = 0,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     kept = save and not group
     routes = topk_experts.shape[0] * topk_experts.shape[1]
+    if _saves_padded(x, topk_experts, w_gate, shared_gate, group, backend):
+        tokens, slots = topk_experts.shape
+        routes = one_rank_saved_rows(tokens, slots, w_gate.shape[0])
     routed_shape = (routes, w_gate.shape[1]) if kept else (0,)
     shared_shape = (0,) if shared_gate is None or not kept else (x.shape[0], shared_gate.shape[0])
     return (
@@ -187,13 +271,20 @@ def _backward(
     minibatch_size: int,
     need_routed: bool,
     need_shared: bool,
+    num_sms: int = 0,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in functional order; weight gradients fp32, empty where not needed."""
-    workspace = _workspace(x, topk_experts, group)
+    """Gradients in functional order; weight gradients fp32, empty where not needed.
+
+    num_sms, backend: the forward's; the backward itself is portable on every device.
+    """
+    workspace = _workspace(x, topk_experts, group, backend)
     routed = (w_gate, w_up, w_down)
     shared = (shared_gate, shared_up, shared_down)
     rows = {"d_out": d_out, "x": x}
-    _check("backward", workspace, rows, topk_experts, router_weights, routed, shared, swiglu_limit)
+    hopper = _check(
+        "backward", workspace, rows, topk_experts, router_weights, routed, shared, swiglu_limit
+    )
     # The forward call has reported bad ids; here they only become unused slots again.
     schedule = engine.schedule_routes(
         topk_experts, w_gate.shape[0], workspace.group, checks.ErrorRecord(), False
@@ -201,7 +292,21 @@ def _backward(
     settings = engine.Settings(
         workspace.group, swiglu_limit, minibatch_size, need_routed, need_shared
     )
-    if saved[0].dim() == 2:
+    if hopper:
+        from mok.hopper.packing import Results
+        from mok.hopper.passes import Knobs, saved_for_backward
+
+        problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
+        kept_rows = [tensor if tensor.dim() == 2 else None for tensor in saved]
+        context = saved_for_backward(
+            workspace.pool,
+            workspace.group,
+            schedule,
+            problem,
+            Results(x, *kept_rows),
+            Knobs(minibatch_size, num_sms),
+        )
+    elif saved[0].dim() == 2:
         slots = schedule.token_S * workspace.topk + schedule.slot_S
         own = None if shared_gate is None else SavedRows(saved[2], saved[3])
         kept = SavedRows(saved[0][slots], saved[1][slots])
@@ -253,6 +358,8 @@ def _backward_fake(
     minibatch_size: int,
     need_routed: bool,
     need_shared: bool,
+    num_sms: int = 0,
+    backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(weight: Tensor | None, needed: bool) -> Tensor:
         shape = weight.shape if needed and weight is not None else (0,)
@@ -275,11 +382,11 @@ def _setup_context(
     inputs: tuple[object, ...],
     output: tuple[Tensor, ...],
 ) -> None:
-    tensors, (limit, group, minibatch, save) = inputs[:9], inputs[9:]
+    tensors, (limit, group, minibatch, save, num_sms, backend) = inputs[:9], inputs[9:]
     if not save:
         ctx.knobs = None  # type: ignore[attr-defined]
         return
-    ctx.knobs = (limit, group, minibatch)  # type: ignore[attr-defined]
+    ctx.knobs = (limit, group, minibatch, num_sms, backend)  # type: ignore[attr-defined]
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*tensors, *output[1:])  # type: ignore[arg-type]
 
@@ -289,7 +396,7 @@ def _autograd(
 ) -> tuple[Tensor | None, ...]:
     if ctx.knobs is None:  # type: ignore[attr-defined]
         raise InputError("moe_forward was called with save=False; pass save=True for a backward.")
-    limit, group, minibatch = ctx.knobs  # type: ignore[attr-defined]
+    limit, group, minibatch, num_sms, backend = ctx.knobs  # type: ignore[attr-defined]
     kept = ctx.saved_tensors  # type: ignore[attr-defined]
     tensors, saved = kept[:9], list(kept[9:])
     needs = ctx.needs_input_grad  # type: ignore[attr-defined]
@@ -302,6 +409,8 @@ def _autograd(
         minibatch,
         any(needs[3:6]),
         any(needs[6:9]),
+        num_sms,
+        backend,
     )
     d_x, d_router, weights = gradients[0], gradients[1], gradients[2:]
     by_weight = [
@@ -313,10 +422,7 @@ def _autograd(
         None,
         d_router if needs[2] else None,
         *by_weight,
-        None,
-        None,
-        None,
-        None,
+        *(None,) * 6,
     )
 
 

@@ -12,13 +12,14 @@ Legend: T tokens of this rank, K slots, E experts of this rank, H hidden size, I
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 OURS = "mok"
+DIRECTIONS = ("forward", "backward")
 GRADIENTS = ("d_x", "d_gate_up", "d_down", "d_router")
 
 Gradients = dict[str, Tensor]
@@ -73,13 +74,22 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Contender:
-    """A layer that can be timed here. parallel: it accepts inputs with a group of several ranks."""
+    """A layer that can be timed here.
+
+    parallel: it accepts inputs with a group of several ranks. by_name_only: it is timed only when
+    it is asked for. directions: those that are timed unless the run says which (--direction); a
+    contender whose backward is a stand-in names "forward" alone. tflops: guesses by direction, for
+    the prediction of a run's time.
+    """
 
     name: str
     version: str
     prepare: Callable[[Inputs], Prepared]
     parallel: bool = False
     devices: tuple[str, ...] = ("cuda",)
+    by_name_only: bool = False
+    directions: tuple[str, ...] = DIRECTIONS
+    tflops: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,11 @@ def available(device: str = "cuda") -> list[Contender | Missing]:
     """Every known layer, ours first: ready for a device type, or missing with its reason."""
     from mok.bench import ours, peers
 
-    found: list[Contender | Missing] = [ours.contender(), *peers.available()]
+    found: list[Contender | Missing] = [
+        ours.contender(device),
+        ours.portable(device),
+        *peers.available(),
+    ]
     return [
         Missing(entry.name, f"runs on {', '.join(entry.devices)} only, {device} was asked for")
         if isinstance(entry, Contender) and device not in entry.devices

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mok.bench.contenders import DIRECTIONS
 from mok.bench.protocols import Timing, quantile
 from mok.bench.rates import KNOWN_DEVICE, comparability
 from mok.bench.shapes import SHAPES, Shape
@@ -36,12 +37,15 @@ PROTOCOLS = {
 CONVENTIONS = {
     "forward": "training forward: builds the schedule and keeps what backward needs",
     "backward": "d_x, d_gate_up, d_down, d_router",
+    "directions": "a contender whose backward is a stand-in is timed forward only, unless "
+    "--direction says otherwise; a rotation then does not call its backward at all",
     "tflops": "useful operations only: forward 6 T K H I, backward 12 T K H I",
     "ranks": "a call's time is that of its slowest rank; joules are per GPU, the largest, with "
     "power and clock of that GPU; memory is the largest",
     "ratios": "of joules only where both are from the energy counter: estimates within one mixture "
     "have the ratio of the times",
-    "memory_bytes": "peak above inputs and prepared weights, gradients included",
+    "memory_bytes": "peak above inputs and prepared weights, gradients included; of a forward "
+    "alone where no backward is timed",
     "data": "x and d_out N(0, 1), weights N(0, 1) / sqrt(fan-in), never zeros",
     "error": "relative L2 against float64",
 }
@@ -106,11 +110,12 @@ def row(
     timing: Timing,
     *,
     ours: bool,
+    sides: Sequence[str] = DIRECTIONS,
     partner: str | None = None,
     apart: bool = False,
     memory: int | None = None,
 ) -> Document:
-    """A row of the document from a timing."""
+    """A row of the document from a timing. sides: directions in which the contender is timed."""
     tflops = setting.shape.flops(direction) / timing.median / 1e12
     judged = comparability(
         protocol,
@@ -120,8 +125,9 @@ def row(
         tflops,
         version=version,
         same_setting=setting.known,
+        one_sided=len(sides) == 1,
     )
-    own = "our own layer"
+    own = "our own layer" + (f", {direction} only" if len(sides) == 1 else "")
     return asdict(
         Row(
             shape=setting.shape.name,

@@ -19,7 +19,7 @@ from mok.bench.layer_inputs import check_routing
 from mok.bench.phases import measure_loops, measure_turns, small_accuracy
 from mok.bench.prediction import predict
 from mok.bench.ranks import Together
-from mok.bench.runs import Options, Run, RunEnded, save_now, wanted_alone
+from mok.bench.runs import Options, Run, RunEnded, directions_of, save_now, wanted_alone
 from mok.bench.turns import SLOW_FACTOR, SLOW_ROUNDS
 from mok.errors import InputError
 
@@ -38,7 +38,8 @@ def choose(
             raise InputError(
                 f"contender {asked!r}; allowed: {', '.join(names)}. Check the spelling."
             )
-    wanted = names if options.contenders is None else [*options.contenders, *pairs]
+    usual = [entry.name for entry in listing if not getattr(entry, "by_name_only", False)]
+    wanted = [*(usual if options.contenders is None else options.contenders), *pairs]
     wanted += [name for name in options.alone or () if name not in wanted]
     chosen: dict[str, Contender] = {}
     missing: list[Missing] = []
@@ -69,6 +70,8 @@ def predicted(options: Options, contenders: Mapping[str, Contender]) -> float:
         slow_rounds=SLOW_ROUNDS,
         slow_factor=SLOW_FACTOR,
         device=options.device.split(":", 1)[0],
+        directions={name: directions_of(options, one) for name, one in contenders.items()},
+        tflops={name: one.tflops for name, one in contenders.items()},
     )
 
 
@@ -115,7 +118,12 @@ def measure(
             },
             "machine": {**instruments.facts, "clock": instruments.clock_name},
             "contenders": [
-                {"name": entry.name, "version": entry.version} for entry in contenders.values()
+                {
+                    "name": entry.name,
+                    "version": entry.version,
+                    "directions": list(directions_of(options, entry)),
+                }
+                for entry in contenders.values()
             ],
             "skipped": [asdict(entry) for entry in missing],
             "shapes": [],

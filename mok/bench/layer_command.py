@@ -72,6 +72,12 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float | N
 @click.option("--device", default=None, help="cpu, cuda or cuda:N. Default: cuda where it is.")
 @click.option("--ranks", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--contender", "contenders", multiple=True, help="Time these only. May be repeated.")
+@click.option(
+    "--direction",
+    type=click.Choice(("forward", "backward", "both")),
+    help="What to time of every contender. Default: both, of mok on Hopper forward alone, whose "
+    "backward is the portable one.",
+)
 @click.option("--alone", multiple=True, help="Loop these alone. Default: mok, sonicmoe, torch.")
 @click.option("--pair", "pairs", multiple=True, metavar="A,B", help="Alternate two in a loop.")
 @click.option(
@@ -206,6 +212,7 @@ def _job(given: dict[str, Any], out: str | None) -> Job:
         sample_tokens=given["sample"],
         gemms=given["gemms"],
         limit=given["limit"],
+        direction=given["direction"],
     )
     words = ["mok", *sys.argv[1:]] if sys.argv[1:2] == ["bench"] else ["mok", "bench", "layer"]
     target = "" if out is None else str(Path(out) / DOCUMENT)

@@ -7,22 +7,27 @@ them. Refuses to time what failed its first calls.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
 from mok.bench import accuracy, document
-from mok.bench.contenders import OURS, Inputs, Prepared
+from mok.bench.contenders import DIRECTIONS, OURS, Inputs, Prepared
 from mok.bench.determinism import quoted
 from mok.bench.layer_inputs import load_spread, make_inputs
-from mok.bench.protocols import (
-    DIRECTIONS,
-    Timing,
-    direction_calls,
-    loop,
+from mok.bench.protocols import Timing, direction_calls, loop
+from mok.bench.runs import (
+    Run,
+    attempt,
+    close,
+    directions_of,
+    go_on,
+    prepare,
+    save_now,
+    setting,
+    wanted_alone,
 )
-from mok.bench.runs import Run, attempt, close, go_on, prepare, save_now, setting, wanted_alone
 from mok.bench.shapes import SHAPES, Shape
 from mok.bench.turns import gemm_rotation, rotations, slow_ones
 
@@ -97,7 +102,10 @@ def _compare(
 
 @dataclass(frozen=True)
 class Called:
-    """What the first calls showed, by contender: seconds of forward and backward, peak bytes."""
+    """What the first calls showed, by contender: seconds of forward and backward, peak bytes.
+
+    seconds: of one that is timed in one direction as if both took what that one does for its work.
+    """
 
     seconds: dict[str, float]
     memory: dict[str, int | None]
@@ -192,10 +200,22 @@ def _first_calls(run: Run, shape: Shape, inputs: Inputs) -> tuple[dict[str, Prep
         made = prepare(run, shape, name, inputs)
         if made is None:
             continue
+        both = "backward" in directions_of(run.options, run.contenders[name])
+        share = 1.0 if both else shape.work(DIRECTIONS) / shape.work(["forward"])
 
-        def step(name: str = name, made: Prepared = made) -> None:
+        def call(made: Prepared = made, both: bool = both) -> None:
+            out = made.forward()
+            if both:
+                made.backward(out, False)
+
+        def step(
+            name: str = name,
+            made: Prepared = made,
+            call: Callable[[], None] = call,
+            share: float = share,
+        ) -> None:
             began = time.perf_counter()
-            made.backward(made.forward(), False)
+            call()
             instruments.synchronize()
             first = time.perf_counter() - began
             instruments.release()
@@ -204,12 +224,12 @@ def _first_calls(run: Run, shape: Shape, inputs: Inputs) -> tuple[dict[str, Prep
             start = instruments.record()
             count = 1 if first > SLOW_CALL_SECONDS and run.together.ranks == 1 else 2
             for _ in range(count):
-                made.backward(made.forward(), False)
+                call()
             end = instruments.record()
             instruments.synchronize()
             peak = instruments.peak()
             memory[name] = None if before is None or peak is None else peak - before
-            seconds[name] = instruments.seconds(start, end) / count
+            seconds[name] = share * instruments.seconds(start, end) / count
             run.document["choices"].append(
                 {"shape": shape.name, "contender": name, "first_call_seconds": round(first, 3)}
                 | {"choices": dict(made.choices())}
@@ -223,7 +243,9 @@ def _first_calls(run: Run, shape: Shape, inputs: Inputs) -> tuple[dict[str, Prep
         most = run.together.largest_known(memory[name])
         memory[name] = None if most is None else int(most)
         prepared[name] = made
-        run.say(f"{shape.name}: {name} ready, {1e3 * seconds[name]:.2f} ms forward and backward")
+        took = 1e3 * seconds[name] / share
+        what = "forward and backward" if both else "forward"
+        run.say(f"{shape.name}: {name} ready, {took:.2f} ms {what}")
         if chosen:
             routing = run.options.routing
             _compare(run, shape, routing, name, made, chosen, selection, "sample")
@@ -238,14 +260,17 @@ def _loops(
     names: Sequence[str],
     memory: Mapping[str, int | None],
 ) -> None:
-    """One contender alone, or two alternating, both directions."""
+    """One contender alone, or two alternating, in the directions in which they are timed."""
     protocol = "alone" if len(names) == 1 else "pair"
     prepared: dict[str, Prepared] = {}
     for name in names:
         made = prepare(run, shape, name, inputs)
         if made is not None:
             prepared[name] = made
+    sides = {name: directions_of(run.options, run.contenders[name]) for name in names}
     for direction in DIRECTIONS:
+        if not all(direction in sides[name] for name in names):
+            continue
         go_on(run)
         if len(prepared) < len(names):
             break
@@ -268,6 +293,7 @@ def _loops(
                     direction,
                     timing,
                     ours=name == OURS,
+                    sides=sides[name],
                     partner=names[1 - place] if len(names) > 1 else None,
                     memory=memory.get(name),
                 )

@@ -16,15 +16,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 from torch import Tensor
 
-from mok.bench.contenders import Prepared
+from mok.bench.contenders import DIRECTIONS, Prepared
 from mok.bench.instruments import Instruments
 from mok.bench.ranks import Together
 from mok.bench.sampling import Reading, sampling
 
-DIRECTIONS = ("forward", "backward")
 WARM_ROUNDS = 2
 WARM_SHARE = 0.3
 """Share of a tight loop's seconds that is spent warming up before it."""
@@ -81,16 +81,20 @@ def rotation(
     runners: Mapping[str, Prepared],
     rounds: int,
     warm: int = WARM_ROUNDS,
+    directions: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[dict[str, Timing], dict[tuple[str, str], Timing]]:
     """Timings of ceilings by name and of contenders by (name, direction).
 
     A round is every ceiling, then every contender's forward and backward, in an order drawn anew
     for every round (from ORDER_SEED), so that no contender always runs after the same one, whose
     heat and cache it would inherit; the device is only waited for between rounds. The first `warm`
-    rounds are not counted. Results are in the order of `ceilings` and `runners`. Raises
-    ContenderFailed when one raises; the others can then be measured without it.
+    rounds are not counted. Results are in the order of `ceilings` and `runners`. directions: those
+    timed, by contender, both where it has none; without "backward" it is not called, without
+    "forward" it is called for its graph. Raises ContenderFailed when one raises; the others can
+    then be measured without it.
     """
     names = list(runners)
+    wanted = {name: directions.get(name, DIRECTIONS) for name in names}
     order = random.Random(ORDER_SEED)
     marks: dict[tuple[str, str], list[tuple[object, object]]] = {}
     begin = 0.0
@@ -111,7 +115,8 @@ def rotation(
                     start = instruments.record()
                     out = runners[name].forward()
                     middle = instruments.record()
-                    runners[name].backward(out, False)
+                    if "backward" in wanted[name]:
+                        runners[name].backward(out, False)
                     end = instruments.record()
                     del out
                 except Exception as error:
@@ -121,7 +126,7 @@ def rotation(
             instruments.synchronize()
         seen = sampler.reading(begin, time.perf_counter())
     keys = [(name, "ceiling") for name in ceilings]
-    keys += [(name, direction) for name in names for direction in DIRECTIONS]
+    keys += [(name, direction) for name in names for direction in wanted[name]]
     timings = {
         key: _mixed(_seconds(instruments, together, marks[key]), seen, together)
         for key in keys

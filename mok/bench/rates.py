@@ -69,6 +69,7 @@ ALONE: dict[tuple[str, str], tuple[float, float]] = {
 }
 """0.6 s of warm loop, then 30 forward or 25 backward calls back to back: 0.1 to 0.7 s. Here a loop
 is timed for 2 s after such a warm-up, when the card has become warmer."""
+_ONE_SIDED = " (of a rotation of both directions)"
 _ELSEWHERE = {
     "rotation": "",
     "alone": " (of a loop of 25 to 30 calls)",
@@ -103,9 +104,10 @@ def comparability(
     *,
     version: str,
     same_setting: bool,
+    one_sided: bool = False,
 ) -> Comparability:
     """Judges one peer's row. version: of the peer, as its package says it. same_setting: an H200,
-    one rank, Gaussian routing, the table's T."""
+    one rank, Gaussian routing, the table's T. one_sided: the peer ran in this direction alone."""
     known = known_rates(protocol, shape, peer, direction)
     if not known:
         return Comparability(False, None, "not comparable: no known rate of this peer here")
@@ -119,7 +121,8 @@ def comparability(
         return Comparability(False, None, why)
     nearest = min(max(tflops, known[0]), known[-1])
     percent = 100 * tflops / nearest
-    why = f"peer at {percent:.0f} % of its known rate{_ELSEWHERE[protocol]}"
+    elsewhere = _ONE_SIDED if one_sided and protocol == "rotation" else _ELSEWHERE[protocol]
+    why = f"peer at {percent:.0f} % of its known rate{elsewhere}"
     if abs(percent - 100) <= 100 * TOLERANCE:
         return Comparability(True, percent, why)
     return Comparability(False, percent, f"not comparable: {why}")

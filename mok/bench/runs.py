@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mok.bench import document
-from mok.bench.contenders import OURS, Contender, Inputs, Prepared
+from mok.bench.contenders import DIRECTIONS, OURS, Contender, Inputs, Prepared
 from mok.bench.determinism import Finding
 from mok.bench.document import Document
 from mok.bench.instruments import Instruments
@@ -30,7 +30,8 @@ class Options:
     gemms: peers' grouped GEMMs by themselves too (one rank).
 
     seconds: of a tight loop, 0 for no loops; rounds: 0 for no rotation; limit: seconds after which
-    no new step begins.
+    no new step begins. direction: "forward", "backward" or "both" of every contender; None for
+    those that each one names.
     """
 
     shapes: tuple[Shape, ...]
@@ -47,6 +48,7 @@ class Options:
     sample_experts: int = 2
     gemms: bool = False
     limit: float | None = None
+    direction: str | None = None
 
 
 class RunEnded(Exception):
@@ -72,6 +74,13 @@ def wanted_alone(options: Options, contenders: Mapping[str, Contender]) -> list[
     """Contenders to loop alone, of those that can run."""
     wanted = DEFAULT_ALONE if options.alone is None else options.alone
     return [name for name in contenders if name in wanted]
+
+
+def directions_of(options: Options, contender: Contender) -> tuple[str, ...]:
+    """The directions in which a contender is timed."""
+    if options.direction is None:
+        return contender.directions
+    return DIRECTIONS if options.direction == "both" else (options.direction,)
 
 
 def save_now(run: Run, ended: str = "not finished") -> None:

@@ -9,6 +9,7 @@ model has beyond plain SwiGLU experts is in its note and not in the timing.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mok.errors import InputError
@@ -55,6 +56,10 @@ class Shape:
     def flops(self, direction: str) -> int:
         """By direction, "forward" or "backward"."""
         return self.forward_flops if direction == "forward" else self.backward_flops
+
+    def work(self, directions: Iterable[str]) -> int:
+        """Useful operations of one call of each."""
+        return sum(self.flops(direction) for direction in directions)
 
     @property
     def weight_bytes(self) -> int:

@@ -14,7 +14,7 @@ from mok.bench.ceilings import Ceiling, ceilings
 from mok.bench.contenders import OURS, Inputs, Missing, Prepared
 from mok.bench.determinism import quoted
 from mok.bench.protocols import WARM_ROUNDS, ContenderFailed, Timing, quantile, rotation
-from mok.bench.runs import Run, attempt, go_on, save_now, setting
+from mok.bench.runs import Run, attempt, directions_of, go_on, save_now, setting
 from mok.bench.shapes import Shape
 
 SLOW_FACTOR = 5.0
@@ -24,7 +24,7 @@ SLOW_ROUNDS = 3
 
 
 def slow_ones(seconds: Mapping[str, float]) -> list[str]:
-    """Names of those SLOW_FACTOR times slower than the fastest."""
+    """Names of those SLOW_FACTOR times slower than the fastest, all on the same work."""
     fastest = min(seconds.values(), default=0.0)
     return [name for name, taken in seconds.items() if taken > SLOW_FACTOR * fastest]
 
@@ -39,7 +39,7 @@ def rotations(
 ) -> None:
     """The contenders in turn with the ceilings; those much slower than the fastest apart.
 
-    seconds: of one forward and backward; memory: bytes, for the rows. Both by name.
+    seconds: of one forward and backward (Called); memory: bytes, for the rows. Both by name.
     """
     slow = slow_ones(seconds)
     fast = {name: made for name, made in prepared.items() if name not in slow}
@@ -69,6 +69,7 @@ def _rotate(
     """One rotation; begun again without a contender that fails in it."""
     calls = {ceiling.name: ceiling.call for ceiling in beside}
     warm = 1 if apart else WARM_ROUNDS
+    sides = {name: directions_of(run.options, run.contenders[name]) for name in runners}
     found: list[tuple[dict[str, Timing], dict[tuple[str, str], Timing]]] = []
     while runners:
         go_on(run)
@@ -76,7 +77,9 @@ def _rotate(
 
         def step(failed: list[str] = failed) -> None:
             try:
-                found.append(rotation(run.instruments, run.together, calls, runners, rounds, warm))
+                found.append(
+                    rotation(run.instruments, run.together, calls, runners, rounds, warm, sides)
+                )
             except ContenderFailed as error:
                 failed.append(error.who)
                 raise
@@ -103,6 +106,7 @@ def _rotate(
                 direction,
                 timing,
                 ours=name == OURS,
+                sides=sides[name],
                 apart=apart,
                 memory=memory.get(name),
             )

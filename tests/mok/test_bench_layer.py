@@ -10,7 +10,7 @@ import torch
 from bench_instruments import FakeDevice, fake_contender
 from click.testing import CliRunner
 
-from mok.bench import layer, layer_command, phases
+from mok.bench import layer, layer_command, ours, phases
 from mok.bench.contenders import Missing, available
 from mok.bench.document import load, ratios
 from mok.bench.layer_inputs import make_inputs
@@ -250,6 +250,71 @@ def test_a_much_slower_contender_is_timed_apart_and_counts_nowhere(device):
     assert {name for name, _ in _rows(document, "alone")} == {"torch"}
     asked = _measure(device, contenders, alone=("mok",))
     assert {name for name, _ in _rows(asked, "alone")} == {"mok"}
+
+
+def _sides(document, protocol):
+    return {
+        name: [d for n, d in _rows(document, protocol) if n == name] for name in ("mok", "torch")
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "mok", "torch"),
+    [
+        (None, ["forward"], ["forward", "backward"]),
+        ("both", ["forward", "backward"], ["forward", "backward"]),
+        ("forward", ["forward"], ["forward"]),
+        ("backward", ["backward"], ["backward"]),
+    ],
+)
+def test_contenders_are_timed_in_their_own_directions_unless_the_run_says_which(
+    device, asked, mok, torch
+):
+    contenders = [
+        fake_contender(device, "mok", 0.010, 0.030, directions=("forward",)),
+        fake_contender(device, "torch", 0.020, 0.040),
+    ]
+    document = _measure(device, contenders, direction=asked, pairs=(("mok", "torch"),))
+    for protocol in ("rotation", "alone"):
+        assert _sides(document, protocol) == {"mok": mok, "torch": torch}
+    both = [direction for direction in torch if direction in mok]
+    assert _sides(document, "pair") == {"mok": both, "torch": both}
+    assert [(r["protocol"], r["direction"]) for r in document["ratios"]] == [
+        (protocol, direction) for protocol in ("rotation", "alone", "pair") for direction in both
+    ]
+    assert [one["directions"] for one in document["contenders"]] == [mok, torch]
+    (remark,) = {row["comparability"] for row in document["rows"] if row["contender"] == "mok"}
+    assert remark == "our own layer" + (f", {mok[0]} only" if len(mok) == 1 else "")
+    # who is timed forward only is never called backward, and a backward needs its forward
+    assert ("mok backward" in device.calls) == ("backward" in mok)
+    assert "torch forward" in device.calls
+
+
+def test_who_is_timed_forward_only_is_slow_only_for_its_work(device):
+    # 11 ms of forward alone beside 72 ms of both: a third of the work, and 2.2 times as fast
+    contenders = [
+        fake_contender(device, "mok", 0.011, 9.0, directions=("forward",)),
+        fake_contender(device, "torch", 0.024, 0.048),
+        fake_contender(device, "liger", 0.070, 0.140),
+    ]
+    apart = {n: r["apart"] for (n, _), r in _rows(_measure(device, contenders)).items()}
+    assert apart == {"mok": False, "torch": False, "liger": True}
+    contenders[0] = fake_contender(device, "mok", 0.130, 9.0, directions=("forward",))
+    apart = {n: r["apart"] for (n, _), r in _rows(_measure(device, contenders[:2])).items()}
+    assert apart == {"mok": True, "torch": False}
+
+
+def test_our_forward_alone_is_timed_where_its_backward_is_a_stand_in(monkeypatch):
+    monkeypatch.setattr("mok.hopper.support.backend_here", lambda: ("hopper", "an H200"))
+    kernel, portable, on_cpu = ours.contender("cuda"), ours.portable("cuda"), ours.contender("cpu")
+    assert kernel.version.endswith(" hopper")
+    assert kernel.directions == ("forward",)
+    assert kernel.tflops["forward"] > 10 * kernel.tflops["backward"]
+    for other in (portable, on_cpu):
+        assert other.version.endswith(" portable")
+        assert other.directions == ("forward", "backward")
+    found = {entry.name: entry for entry in available("cpu")}
+    assert found["mok"].directions == ("forward", "backward")
 
 
 def test_progress_says_what_is_skipped_and_how_long_it_takes(device):

@@ -123,6 +123,13 @@ def test_no_known_rate_and_another_setting_never_count():
     assert not _judge("rotation", 462, same_setting=False).comparable
 
 
+def test_a_rotation_of_one_direction_is_told_from_that_of_the_known_rates():
+    found = _judge("rotation", 462, one_sided=True)
+    assert found.comparable
+    assert found.why == "peer at 100 % of its known rate (of a rotation of both directions)"
+    assert _judge("alone", 462, one_sided=True) == _judge("alone", 462)
+
+
 def test_another_version_of_a_peer_is_not_the_peer_that_is_known():
     found = _judge("rotation", 462, version="2.12.0+cu130")
     assert (found.comparable, found.percent) == (False, None)

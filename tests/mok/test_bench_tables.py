@@ -246,8 +246,10 @@ def test_a_file_that_is_no_result_is_refused(tmp_path):
         determinism.read_findings([path], {"torch": "1.0"}, HERE)
 
 
-def test_predicted_time_grows_with_what_is_asked_and_fits_the_known_budget():
-    def seconds(shapes=PEER_SHAPES, alone=("sonicmoe", "torch"), pairs=(), rounds=25, loop=2.0):
+def test_predicted_time_grows_with_what_is_asked_and_fits_the_known_budget(monkeypatch):
+    def seconds(
+        shapes=PEER_SHAPES, alone=("sonicmoe", "torch"), pairs=(), rounds=25, loop=2.0, **more
+    ):
         return predict(
             [SHAPES[name] for name in shapes],
             ["torch", "huggingface", "liger", "sonicmoe"],
@@ -258,6 +260,7 @@ def test_predicted_time_grows_with_what_is_asked_and_fits_the_known_budget():
             slow_rounds=5,
             slow_factor=5.0,
             device="cuda",
+            **more,
         )
 
     whole = seconds()
@@ -267,3 +270,10 @@ def test_predicted_time_grows_with_what_is_asked_and_fits_the_known_budget():
     assert seconds(pairs=(("sonicmoe", "torch"),)) > whole
     assert seconds(rounds=0) < whole
     assert seconds(loop=4.0) > whole
+    forward = dict.fromkeys(("torch", "huggingface", "liger", "sonicmoe"), ("forward",))
+    assert seconds(directions=forward) < whole - 30
+    # one that is timed forward only is not slow for a backward that nobody calls
+    slow = {"liger": {"forward": 400.0, "backward": 1.0}}
+    monkeypatch.setattr("mok.bench.prediction.known_rates", lambda *place: ())
+    both = seconds(alone=("liger",), tflops=slow)
+    assert seconds(alone=("liger",), tflops=slow, directions={"liger": ("forward",)}) < both - 60

@@ -32,6 +32,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clamped": {"routing": "balanced", "clamped": True, "shared_width": 32},
 }
 SHAPE = {"tokens": 96, "hidden": 64, "width": 32, "experts": 8, "slots": 2}
+TILED_SHAPE = {**SHAPE, "tokens": 200, "hidden": 192, "width": 192}
+TILED = {
+    f"tiled-{name}": {**TILED_SHAPE, **variant}
+    | ({"shared_width": 64} if "shared_width" in variant else {})
+    for name, variant in VARIANTS.items()
+}
+"""The same routings at widths that the Hopper kernel takes, each with a tail of 64. No case of the
+package: their results would be goldens of the same arithmetic again, four times as large."""
 
 
 @lru_cache(maxsize=1)
@@ -39,7 +47,7 @@ def built(variant: str) -> Any:
     """The exact case of a variant; one is kept, since setup and expectation both need it."""
     from mok.exact import exact_case
 
-    return exact_case(**{**SHAPE, **VARIANTS[variant]})
+    return exact_case(**{**SHAPE, **(VARIANTS | TILED)[variant]})
 
 
 def _setup(variant: str) -> Callable[[], Mapping[str, Any]]:
@@ -68,6 +76,7 @@ def execute(
     d_out: Tensor,
     swiglu_limit: float | None,
     group: Any = None,
+    backend: str = "auto",
     **shared: Tensor,
 ) -> dict[str, Tensor]:
     """Output and all gradients for the given upstream gradient, which is exact too."""
@@ -86,6 +95,7 @@ def execute(
         shared=weights if weights else None,  # type: ignore[arg-type]
         swiglu_limit=swiglu_limit,
         group=group,
+        backend=backend,
     )
     leaves = {**routed, **shared}
     gradients = torch.autograd.grad(out, list(leaves.values()), d_out)
@@ -115,8 +125,10 @@ PLACEMENT: Mapping[str, Placement] = {
     **{f"d_{name}": local for name in SHARED},
 }
 
-EXACT_CASES = tuple(
-    Case(
+
+def case_of(variant: str) -> Case:
+    """The exact case of one of VARIANTS or TILED."""
+    return Case(
         name=f"moe/exact-{variant}",
         description=f"small integers, {variant.replace('-', ' ')}: bit for bit the reference",
         execute=execute,
@@ -132,5 +144,6 @@ EXACT_CASES = tuple(
         ranks=4,
         shares_gpu=True,
     )
-    for variant in VARIANTS
-)
+
+
+EXACT_CASES = tuple(map(case_of, VARIANTS))

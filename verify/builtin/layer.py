@@ -59,10 +59,12 @@ def execute(
     w_down: Tensor,
     group: Any = None,
     minibatch_size: int = 4096,
+    num_sms: int = 0,
     swiglu_limit: float | None = None,
+    backend: str = "auto",
     **shared: Tensor,
 ) -> Tensor:
-    """The layer; `minibatch_size` is a schedule knob that must not change a bit."""
+    """The layer; `minibatch_size` and `num_sms` are schedule knobs that must not change a bit."""
     from mok import MoKConfig, moe
 
     return moe(
@@ -75,7 +77,8 @@ def execute(
         shared=_shared(shared),
         swiglu_limit=swiglu_limit,
         group=group,
-        config=MoKConfig(minibatch_size=minibatch_size),
+        config=MoKConfig(minibatch_size=minibatch_size, num_sms=num_sms),
+        backend=backend,
     )
 
 

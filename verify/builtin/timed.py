@@ -45,5 +45,5 @@ MOE_1024 = Case(
         "w_up": weights(E, I, H),
         "w_down": weights(E, H, I),
     },
-    sources=covered.LAYER,
+    sources=(*covered.LAYER, *covered.ON_GPU),
 )
