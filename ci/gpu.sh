@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command: tests, digest, faults, verify, peers, bench, sanitize.
+# Everything that needs a GPU, in one command: tests, digest, faults, verify, peers, forward, bench,
+# sanitize.
 #
 #   bash ci/gpu.sh                                  all parts on one GPU, within 8 minutes on an H200
 #   bash ci/gpu.sh --at-once 1 --seconds 1500 --limit tests=400 --limit peers=600    with few cores

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from mok.bench.layer_command import layer
 
 SOURCE = {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False}
-ALONE = {"digest", "faults", "bench"}
+ALONE = {"digest", "faults", "forward", "bench"}
 
 
 @pytest.fixture(scope="module")
@@ -303,7 +303,7 @@ def test_each_peer_s_small_case_comes_before_any_second_one(
     }
 
 
-@pytest.mark.parametrize(("left", "limit"), [(400.0, 230.0), (215.0, 180.0), (20.0, 30.0)])
+@pytest.mark.parametrize(("left", "limit"), [(400.0, 230.0), (215.0, 200.0), (20.0, 30.0)])
 def test_the_benchmark_of_peers_takes_the_time_that_is_left(
     scripts: dict[str, ModuleType], tmp_path: Path, left: float, limit: float
 ) -> None:
@@ -324,8 +324,30 @@ def test_the_benchmark_of_peers_takes_the_time_that_is_left(
     assert (given["layer"]["rounds"], given["layer"]["seconds"]) == (25, 2.0)
     assert [name for name, one in given.items() if one["accuracy"]] == ["accuracy"]
     assert (given["accuracy"]["rounds"], given["accuracy"]["seconds"]) == (0, 0.0)
-    timed_by = {*given["ours"]["contenders"], *given["layer"]["contenders"]}
-    assert set(given["accuracy"]["contenders"]) == timed_by
+    assert given["layer"]["direction"] is None  # ours forward only, where backward is a stand-in
+    assert given["accuracy"]["contenders"] == given["layer"]["contenders"]
+
+
+@pytest.mark.parametrize(("left", "limit"), [(470.0, 190.0), (250.0, 98.0), (20.0, 30.0)])
+def test_the_forward_alone_leaves_time_for_the_benchmark_of_peers(
+    scripts: dict[str, ModuleType], tmp_path: Path, left: float, limit: float
+) -> None:
+    commands = scripts["commands"]
+    for ranks in (1, 2):
+        place = commands.Place("python", tmp_path, ranks, left=left)
+        parts = {part.name: part for part in commands.parts(place)}
+        (step,) = parts["forward"].steps
+        words = list(step.command[step.command.index("layer") + 1 :])
+        given = layer.make_context("layer", words).params
+        assert given["limit"] == limit
+        assert given["direction"] == "forward"
+        assert given["shapes"] == ()  # all six
+        assert (given["rounds"], given["seconds"], given["ranks"]) == (25, 2.0, ranks)
+        assert not given["accuracy"]
+        # on several ranks every one that knows them, of which ours is the first
+        wanted = ("mok", "sonicmoe", "torch") if ranks == 1 else ()
+        assert given["contenders"] == wanted
+    assert list(parts).index("forward") < list(parts).index("bench")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,9 @@ QUIET_TESTS = (
 )
 """Tests of what a race does on a quiet GPU: they run alone."""
 LAYER_LIMIT = 230.0  # seconds after which the benchmark of peers begins nothing more
-BESIDE_LAYER = 35.0  # seconds of its part that are not its own: ours before it, and its last step
+FORWARD_LIMIT = 190.0  # likewise of the forward alone
+FORWARD_SHARE = 0.45  # of the time that is left, which the benchmark of peers needs as well
+LAST_STEP = 15.0  # seconds that a step may take which had begun before the limit
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def parts(place: Place) -> list[Part]:
         ),
         Part("verify", 160, _layer(place)),
         Part("peers", 180 if place.ranks == 1 else 240, _peers(place)),
+        Part("forward", 210, _forward(place), alone=True),
         Part("bench", 300, _bench(place)),
         Part("sanitize", 140, _sanitize(place)),
     ]
@@ -109,17 +112,27 @@ def _pytest(place: Place, name: str, words: Sequence[str]) -> Step:
     return Step(f"pytest {name}", command, document, needs=" passed")
 
 
+HOPPER = "ci/gpu/hopper_cases.py::hopper/"
+OF_LAYER = "repeat,process,memory,history,contention,stream,batch,schedule,reference"
+OF_FORWARD = "repeat,process,memory,history,contention,stream,sms,graph,batch,schedule"
+OF_RANKS = "repeat,process,memory,history,contention,stream,batch,schedule,ep,rank"
+
+
 def _layer(place: Place) -> list[Step]:
     """The bundled layer on the GPU: with every promise, on ranks of their own GPUs or sharing one.
 
-    One rank alone has no degree and no other rank to compare with, so that the claims `ep` and
-    `rank` come from four ranks that share the GPU.
+    The built-in cases run the portable backend, for their widths; those of HOPPER the kernel's
+    forward, which never shares a GPU. One rank alone has no degree and no other rank to compare
+    with, so that the claims `ep` and `rank` come from four ranks that share the GPU, and of the
+    kernel from ranks of their own GPUs.
     """
     if place.ranks > 1:
         many = ("--ranks", str(place.ranks), "--device", "cuda")
         return [
             place.verify("layer", "moe", *many),
             place.verify("float64", "moe/float64-*", *many),
+            place.verify("hopper", f"{HOPPER}layer", f"{HOPPER}clamped", f"{HOPPER}exact-*", *many),
+            place.verify("hopper-forward", f"{HOPPER}forward", *many, "--claims", OF_RANKS),
         ]
     one = ("--ranks", "1", "--device", "cuda")
     claims = "repeat,process,memory,threads,history,contention,batch,schedule,reference"
@@ -128,6 +141,10 @@ def _layer(place: Place) -> list[Step]:
         place.verify("shared", "moe", "--device", "cuda"),
         place.verify("float64", "moe/float64-*", *one),
         place.verify("exact", "moe/exact-*", *one, "--claims", "repeat,exact"),
+        place.verify("hopper", f"{HOPPER}layer", *one, "--claims", OF_LAYER),
+        place.verify("hopper-forward", f"{HOPPER}forward", *one, "--claims", OF_FORWARD),
+        place.verify("hopper-clamped", f"{HOPPER}clamped", *one, "--claims", "repeat,reference"),
+        place.verify("hopper-exact", f"{HOPPER}exact-*", *one, "--claims", "repeat,exact"),
     ]
 
 
@@ -161,9 +178,22 @@ def _peers(place: Place) -> list[Step]:
     ]
 
 
+FORWARD_PEERS = ("sonicmoe", "torch")
+"""What the forward is held against: the fastest peer, and the pipeline that everybody has."""
+
+
+def _forward(place: Place) -> list[Step]:
+    """The forward alone, ours against two peers at all six shapes: in a rotation, and in loops."""
+    words = ["--ranks", str(place.ranks), "--direction", "forward", "--no-accuracy"]
+    if place.ranks == 1:
+        words += [word for name in ("mok", *FORWARD_PEERS) for word in _contender(name)]
+    limit = min(FORWARD_LIMIT, max(30.0, FORWARD_SHARE * place.left - LAST_STEP))
+    return [_timed(place, "forward", [*words, "--limit", f"{limit:.0f}"])]
+
+
 def _bench(place: Place) -> list[Step]:
-    """Errors of all on the small shape; then, alone, ours on a shape that it can do in seconds, and
-    the peers on all of theirs, for as long as there is time.
+    """Errors of all on the small shape; then, alone, ours and the peers on all six shapes, for as
+    long as there is time.
 
     Documents are files that grow, so that a run that is cut short keeps what it had.
     """
@@ -173,23 +203,24 @@ def _bench(place: Place) -> list[Step]:
     many = ["--ranks", str(place.ranks)]
     if place.ranks > 1:
         return [_timed(place, "layer", [*many, "--limit", "180", *findings])]
-    # ours runs the portable backend so far, 50 times slower than the rest: on the small shape only
-    ours = ["--shape", "small", *_contender("mok"), *_contender("torch"), "--rounds", "5"]
-    ours += ["--seconds", "1.5", "--alone", "mok", "--alone", "torch", "--limit", "25"]
-    others = [w for name in ("torch", "huggingface", "liger", "sonicmoe") for w in _contender(name)]
-    errors = ["--shape", "small", *_contender("mok"), *others, "--rounds", "0", "--seconds", "0"]
-    seconds = min(LAYER_LIMIT, max(30.0, place.left - BESIDE_LAYER))
-    peers = ["--limit", f"{seconds:.0f}", "--gemms", *others]
+    names = ("mok", "torch", "huggingface", "liger", "sonicmoe")
+    words = [*many, *(word for name in names for word in _contender(name))]
+    errors = ["--shape", "small", "--rounds", "0", "--seconds", "0"]
+    seconds = min(LAYER_LIMIT, max(30.0, place.left - LAST_STEP))
     return [
         _warm(place),
-        replace(_timed(place, "accuracy", [*many, *errors]), alone=False),
-        _timed(place, "ours", [*many, *ours, "--no-accuracy", *findings]),
-        _timed(place, "layer", [*many, *peers, "--no-accuracy", *findings]),
+        replace(_timed(place, "accuracy", [*words, *errors]), alone=False),
+        _timed(
+            place,
+            "layer",
+            [*words, "--limit", f"{seconds:.0f}", "--gemms", "--no-accuracy", *findings],
+        ),
     ]
 
 
 def _warm(place: Place) -> Step:
-    """Compiles what peers' tuners try, beside parts that time nothing: half a minute a shape less."""
+    """Compiles what peers' tuners try, beside parts that time nothing: it saves half a minute a
+    shape."""
     words = ["-m", "mok.bench.peers.warming", "--workers", "4", "--peers", "liger,sonicmoe"]
     return Step("warm", [place.python, *words])
 

@@ -6,8 +6,8 @@
 One file per part, `ci/evidence/DEVICE/PART.json`, with `-xN` after PART for N ranks:
 
     format       "mok-verify-evidence-v1"
-    part         tests, digest, faults, verify, peers, bench or sanitize
-    status       passed; for peers and bench also "timed out", which README then says
+    part         tests, digest, faults, verify, peers, forward, bench or sanitize
+    status       passed; for peers, forward and bench also "timed out", which README then says
     commit       40 hex digits: what was measured
     dirty        false, or null for a copy of a tree, where git was not asked
     sources      by folder the SHA-256 of what was measured (sources.py), equal to the commit's
@@ -48,8 +48,9 @@ FOLDER = ROOT / "ci" / "evidence"
 FORMAT = "mok-verify-evidence-v1"
 RUN_FORMAT = "mok-verify-gpu-run-v1"
 MAX_BYTES = 200_000
-PARTS = ("tests", "digest", "faults", "verify", "peers", "bench", "sanitize")
-MAY_TIME_OUT = ("peers", "bench")  # their steps stand alone: each that ended is worth its row
+PARTS = ("tests", "digest", "faults", "verify", "peers", "forward", "bench", "sanitize")
+# their steps stand alone: each that ended is worth its row
+MAY_TIME_OUT = ("peers", "forward", "bench")
 REQUIRED = {"h200": (*PARTS, "verify-x2")}
 """By device, the files that belong together: once one is there, README names those that are not."""
 Json = dict[str, Any]

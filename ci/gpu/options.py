@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-NAMES = ("tests", "digest", "faults", "verify", "peers", "bench", "sanitize")
+NAMES = ("tests", "digest", "faults", "verify", "peers", "forward", "bench", "sanitize")
 """The parts, in the order in which they run."""
 
 

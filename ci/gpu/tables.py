@@ -357,8 +357,9 @@ def _tests(own: Sequence[Json]) -> str:
 
 TABLES: Mapping[str, tuple[str, Callable[[Sequence[Json]], str]]] = {
     "tests": ("GPU tests", _tests),
-    "verify": ("The layer, portable backend", _layer),
+    "verify": ("The layer under verify run", _layer),
     "peers": ("Determinism of peers", _peers),
+    "forward": ("Speed and energy of the forward", _bench),
     "bench": ("Speed and energy", _bench),
     "faults": ("Planted faults on the GPU", _faults),
     "digest": ("Digest speed", _digest),

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import verify
+from mok import kernel_sources
+from verify.builtin import covered
 from verify.cases import Case
 from verify.errors import CaseError
 from verify.sources import shown, source_digest, source_files, sources_of
@@ -150,6 +152,8 @@ def test_an_installed_package_is_shown_from_above_it(
 
 LOADED = """
 import sys
+from pathlib import Path
+from verify.builtin import covered
 from verify.conditions import CONDITIONS
 from verify.conduct import set_up
 from verify.plans import RunOptions, plan_of, with_options
@@ -176,7 +180,9 @@ for name, claim, like in (
     jit += ("ptxas_log", "loading", "launching")
     mok -= {m.__file__ for n, m in sys.modules.items() if n.removeprefix("mok.") in jit}
     files = source_files(find_exact(like).case)
-    print(like, sorted(mok ^ {str(path) for path in files if path.parent.name == "mok"}))
+    elsewhere = {str(Path(name).resolve()) for name in covered.ON_GPU}
+    python = {str(p) for p in files if p.suffix == ".py" and "mok" in p.parts[-3:-1]}
+    print(like, sorted(mok ^ (python - elsewhere)), elsewhere <= set(map(str, files)))
 """
 
 
@@ -189,7 +195,21 @@ def test_built_in_cases_name_the_files_of_mok_that_they_execute() -> None:
         check=False,
     )
     names = ("moe-1024", "moe", "moe/float64-clamped", "moe/exact-skewed")
-    assert done.stdout.splitlines() == [f"{name} []" for name in names], done.stderr
+    # only the first has widths that the Hopper kernel takes
+    told = [f"{name} [] {name == 'moe-1024'}" for name in names]
+    assert done.stdout.splitlines() == told, done.stderr
+
+
+def test_kernels_that_a_case_runs_on_a_gpu_are_named_with_all_that_they_include() -> None:
+    named = {Path(name).resolve() for name in covered.ON_GPU}
+    root = kernel_sources.source_root()
+    used = {
+        name
+        for source in kernel_sources.list_sources()
+        if source.startswith("moe/")
+        for name in (source, *kernel_sources.included_files(source))
+    }
+    assert {root / name for name in used} == {path for path in named if path.suffix != ".py"}
 
 
 def test_every_built_in_case_covers_the_arithmetic() -> None:
