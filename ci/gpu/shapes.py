@@ -220,7 +220,7 @@ def _junit(value: Any, place: str) -> str | None:
     return None
 
 
-_WHOLE = {"digest": _DIGEST, "faults": _FAULTS, "bench": _bench}
+_WHOLE = {"digest": _DIGEST, "faults": _FAULTS, "forward": _bench, "bench": _bench}
 DOCUMENTS: Mapping[str, Check] = {
     "tests": _junit,
     "verify": _verify(fields({**_CLAIM, "measurements": OBJECT})),
