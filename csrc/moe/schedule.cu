@@ -34,10 +34,18 @@ publish(const __grid_constant__ Rank one, const Rank *many, const long long *top
   u32 *out = ids_of(r, r.rank, epoch), bad = 0;
   for (u32 from = blockIdx.x * step; from < routes; from += gridDim.x * step) {
     const u32 here = min(step, routes - from);
-    for (u32 i = threadIdx.x; i < here; i += SCHEDULE_THREADS) {
-      const long long id = given[from + i];
-      const bool right = id >= -1 && id < experts;
-      ids[i] = right ? (int)id : -1;
+    long long read[ROUTES];  // all on their way before the first is looked at
+#pragma unroll
+    for (u32 j = 0; j < ROUTES; ++j) {
+      const u32 i = threadIdx.x + j * SCHEDULE_THREADS;
+      read[j] = i < here ? given[from + i] : -1;
+    }
+#pragma unroll
+    for (u32 j = 0; j < ROUTES; ++j) {
+      const u32 i = threadIdx.x + j * SCHEDULE_THREADS;
+      if (i >= here) continue;
+      const bool right = read[j] >= -1 && read[j] < experts;
+      ids[i] = right ? (int)read[j] : -1;
       bad += !right;
     }
     __syncthreads();

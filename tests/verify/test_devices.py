@@ -5,8 +5,10 @@ The tests at the end need GPUs; all others know what the code asks CUDA for, and
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,19 +230,20 @@ def test_a_rank_that_left_does_not_leave_the_others_waiting(
     """Over NCCL nobody notices: its peers wait in a kernel, and their hearts beat."""
     monkeypatch.setattr(ranks, "GRACE", 0.2)
     specs = [WorkerSpec([], rank, 2, 0, str(tmp_path), 1, 60.0) for rank in range(2)]
-    specs[0].stem.with_suffix(".abandoned").touch()
-    code = [f"import sys; sys.exit({ABANDONED})", "import time; time.sleep(60)"]
-    watched = [
-        ranks.Watched(spec, subprocess.Popen([sys.executable, "-c", one], start_new_session=True))
-        for spec, one in zip(specs, code, strict=True)
-    ]
-    try:
-        assert not ranks._watch(watched, 50.0, lambda text: None)
-        assert watched[1].process.poll() is None
-    finally:
-        for one in watched:
-            ranks._kill(one)
-    assert not any(one.death for one in watched)
+    mark = str(specs[0].stem.with_suffix(".abandoned"))
+    code = {
+        0: f"import pathlib, sys; pathlib.Path({mark!r}).touch(); sys.exit({ABANDONED})",
+        1: "import time; time.sleep(60)",
+    }
+    monkeypatch.setattr(
+        ranks,
+        "worker_command",
+        lambda spec: [sys.executable, "-c", code[json.loads(spec.read_text())["rank"]]],
+    )
+    begun = time.monotonic()
+    outcome = ranks.run_workers(specs, 50.0, lambda text: None)
+    assert time.monotonic() - begun < 30
+    assert (outcome.timed_out, outcome.abandoned, outcome.deaths) == (False, True, {})
 
 
 def test_a_generator_that_began_after_the_snapshot_is_put_back_to_its_seed(
