@@ -54,6 +54,10 @@ INLINE void named_barrier(u32 id, u32 threads) {
 INLINE void tma_prefetch(const void *map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+// A map in global memory that the host, or another kernel, has written: before the first use of it.
+INLINE void tma_acquire_map(const void *map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.sys [%0], 128;" ::"l"(map) : "memory");
+}
 INLINE void tma_load_2d(u32 to, const void *map, u32 barrier, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "

@@ -3,8 +3,10 @@
 Why one outcome: a rank that raises while its peers wait in an exchange hangs the job. So every
 entry point first gathers a small fixed-size vector (is something wrong here, and the numbers on
 which ranks must agree), and if anything is wrong anywhere all ranks raise the same error, which
-names the offending ranks. Bad expert ids do not stop a step: they run as unused slots and leave a
-record that is raised at the next call. Refuses to check values that cost a pass over the weights.
+names the offending ranks. That is a collective and a wait, so the Hopper backend does it when ranks
+agree on a new kind of call, and checks later ones of that kind on the rank alone (mok.workspaces).
+Bad expert ids do not stop a step: they run as unused slots and leave a record that is raised at the
+next call. Refuses to check values that cost a pass over the weights.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def checked(
     """Run a local check and agree on its outcome. Collective over the group; raises on all ranks.
 
     check returns the numbers that must be equal on all ranks (at most 8), or None. The same error
-    class is raised everywhere, with the message of each offending rank.
+    class is raised everywhere, with the message of each offending rank. group None: nobody to agree
+    with. An ExchangeError is raised on this rank at once: a peer that did not come to a launch
+    would not come to a collective either.
     """
     error: MoKError | None = None
     facts: Mapping[str, int] = {}
@@ -79,11 +83,11 @@ def checked(
         error = caught
     except (TypeError, ValueError, RuntimeError, AttributeError) as caught:
         error = InputError(f"an argument could not be read: {type(caught).__name__}: {caught}")
-    if group is None:
+    if group is None or isinstance(error, ExchangeError):
         if error is not None:
             raise error
         return
-    kind = 0 if error is None else 1 + _KINDS.index(type(error))
+    kind = 0 if error is None else 1 + _kind(error)
     mine = [kind, CALLS.index(call), *facts.values()]
     mine += [0] * (2 + _MAX_FACTS - len(mine))
     where = torch.device("cpu") if "gloo" in dist.get_backend(group) else device
@@ -107,6 +111,12 @@ def checked(
                 + ". All ranks of a group must make the same calls with the same "
                 "hidden size, widths, top-k, experts per rank and swiglu_limit."
             )
+
+
+def _kind(error: MoKError) -> int:
+    """Its place in _KINDS; what is not there (no compiler, say) cannot be had: UnsupportedError."""
+    found = [place for place, kind in enumerate(_KINDS) if isinstance(error, kind)]
+    return found[0] if found else _KINDS.index(UnsupportedError)
 
 
 def check_tensor(

@@ -17,6 +17,7 @@ import click
 from tabulate import tabulate
 
 from mok.bench.layer_command import layer
+from mok.bench.tuning_command import tune
 
 NOT_CLEAN = 1
 TOOL_ERROR = 2
@@ -67,6 +68,7 @@ def bench() -> None:
 
 
 bench.add_command(layer)
+bench.add_command(tune)
 
 
 @bench.command(epilog="Example: mok bench portable --rounds 31 --json")

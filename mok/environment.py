@@ -13,6 +13,7 @@ import platform
 import torch
 
 from mok import kernels, toolchain
+from mok.hopper import tuned
 
 
 def describe() -> dict[str, object]:
@@ -29,6 +30,7 @@ def describe() -> dict[str, object]:
         "torch_threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "MOK_CHECK": os.environ.get("MOK_CHECK", ""),
+        "tuned": tuned.describe(),
         **_kernels(),
     }
 

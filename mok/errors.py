@@ -12,7 +12,11 @@ class MoKError(Exception):
 
 
 class InputError(MoKError, ValueError):
-    """A shape, dtype, device, layout or setting is wrong. With a group, raised on all its ranks."""
+    """A shape, dtype, device, layout or setting is wrong.
+
+    With a group, raised on all its ranks; by the Hopper backend, after the first call of a kind, on
+    the rank that meets it.
+    """
 
 
 class RoutingError(MoKError, ValueError):
@@ -24,7 +28,10 @@ class ContextError(MoKError, RuntimeError):
 
 
 class ExchangeError(MoKError, RuntimeError):
-    """A kernel waited in vain for a peer or for its own work; the workspace is refused."""
+    """A kernel waited in vain for a peer or for its own work; the workspace is refused.
+
+    Raised on the rank that waited.
+    """
 
 
 class UnsupportedError(MoKError, NotImplementedError):

@@ -2,10 +2,30 @@
 
 Names, argument order and shapes are those that users of Mixture-of-Kittens know; a shared expert
 may be left out (None) or have its own width, and a group may have any size that divides the number
-of experts (None: one rank). Every function is collective over the workspace's group, and its checks
-have one outcome on all ranks. Where the Hopper backend runs the forward, that forward builds the
-schedule on the device; the host's is made when the (portable) backward asks for it. Refuses MXFP8
-weight tuples, and a second backward from one context.
+of experts (None: one rank). Every function is called by all ranks of the workspace's group, in one
+order. Where the Hopper backend runs the forward, that forward builds the schedule on the device;
+the host's is made when the (portable) backward asks for it. Refuses MXFP8 weight tuples, and a
+second backward from one context.
+
+Checks have one outcome on all ranks, by a collective. On the Hopper backend with a group that holds
+for the first call of every kind; later ones (build_schedule, forward, recompute_forward_context)
+make no collective and read nothing on the host. Then an error is raised by the rank that meets it,
+which does not launch, and its peers give up after Timeouts.enter with an ExchangeError that names
+it. With MOK_CHECK=1, on all ranks, every call has the collective.
+
+Launches of groups on one device run in the order in which the host makes them, whatever streams
+they are on, so all ranks have to make them in one order. A collective on another stream, which one
+rank waits for before its layer and another makes after it, ends all the same: until all ranks have
+come, 20 multiprocessors are left free; then a launch waits only for its own group, and takes all of
+them unless MoKConfig.num_sms leaves some to others. Where a replayed CUDA graph holds launches, its
+place among them is the caller's to order.
+
+After an ExchangeError results are not to be used, and every further call of the group is refused.
+To go on: all ranks that are left call clear_workspace_cache(), and use the group if nobody is
+missing, else a new one. A process that was started anew can join if the others were, too: torch's
+symmetric memory counts its meetings by process.
+
+Above 400 lines because these rules for groups belong beside the calls that they are rules for.
 
 Legend: T local tokens, K slots, E local experts, H hidden size, I width, R rows of local experts.
 x [T, H] bf16, router_weights [T, K] fp32, gate and up [E, I, H] bf16, down [E, H, I] bf16; shared
@@ -28,8 +48,15 @@ from mok.dispatch import Schedule
 from mok.errors import ContextError, InputError
 from mok.hopper.deferred import DeferredSchedule, on_host
 from mok.hopper.support import device_problem
+from mok.hopper.timeouts import Timeouts
 from mok.portable import SavedRows
-from mok.workspaces import Workspace, clear_workspace_cache, create_workspace, get_workspace
+from mok.workspaces import (
+    Workspace,
+    clear_workspace_cache,
+    create_workspace,
+    get_workspace,
+    kind_of,
+)
 
 if TYPE_CHECKING:
     from mok.hopper.packing import Problem, Results
@@ -67,6 +94,7 @@ def build_schedule(
 
     A bad id (out of range, or repeated inside its token) becomes an unused slot and is raised as
     RoutingError at the next call or workspace.check(); with validate=True or MOK_CHECK=1 at once.
+    A group's ranks must agree on validate.
     """
     del config
 
@@ -82,7 +110,11 @@ def build_schedule(
         )
         return {"experts per rank": num_local_experts, "validate or MOK_CHECK": int(at_once)}
 
-    checks.checked("schedule", check, workspace.group, workspace.device)
+    workspace.meet()
+    kind = (num_local_experts, at_once)
+    workspace.agree(
+        "schedule", kind, check, lambda: not at_once and workspace.could_run(num_local_experts)
+    )
     if workspace.backend != "portable" and device_problem(workspace.device) is None:
         if at_once:
             engine.check_routes(topk_experts, num_local_experts, workspace.group, workspace.errors)
@@ -101,9 +133,13 @@ def _check_call(
     shared: tuple[Weight, Weight, Weight],
     limit: float | None,
     with_down: bool,
+    minibatch: int,
     context: ForwardContext | None = None,
 ) -> bool:
-    """Raises on all ranks together; returns whether the Hopper backend runs the call."""
+    """Whether the Hopper backend runs the call.
+
+    Raises on all ranks together; a call of a kind that all have agreed on, on this rank alone.
+    """
     hidden, device = workspace.hidden_size, workspace.device
     chosen: list[bool] = []
     workspace.meet()
@@ -132,14 +168,22 @@ def _check_call(
         runs = workspace.runs_hopper(experts, width, shared_width)
         # A schedule of the host was made by a workspace that never runs Hopper.
         chosen.append(runs and isinstance(schedule, DeferredSchedule))
+        if chosen[0]:
+            workspace.check_room(experts, width, shared_width, minibatch)
         return {
             "width I": width,
             "shared expert": int(with_shared),
             "swiglu_limit (bits)": checks.limit_bits(limit),
             "backend (1: Hopper)": int(chosen[0]),
+            # Only there it decides what memory is made, together.
+            "minibatch_size (Hopper)": minibatch if chosen[0] else 0,
         }
 
-    checks.checked(call, check, workspace.group, device)
+    if call == "backward":  # it exchanges rows by collectives of its own
+        checks.checked(call, check, workspace.group, device)
+    else:
+        kind = kind_of(routed[0], shared[0], limit, minibatch)
+        workspace.agree(call, kind, check, lambda: chosen[0])
     return chosen[0]
 
 
@@ -186,14 +230,17 @@ def forward(
     w_routed_down: Weight,
     swiglu_limit: float | None = None,
 ) -> tuple[torch.Tensor, ForwardContext]:
-    """out [T, H] bf16 and the context of its one backward. Raises InputError on all ranks."""
+    """out [T, H] bf16 and the context of its one backward. Raises InputError."""
     routed = (w_routed_gate, w_routed_up, w_routed_down)
     shared = (w_shared_gate, w_shared_up, w_shared_down)
     inputs = {
         "x": (x, *_bf16_rows(workspace)),
         "router_weights": (router_weights, *_router(workspace)),
     }
-    if _check_call("forward", workspace, schedule, inputs, routed, shared, swiglu_limit, True):
+    minibatch = config.minibatch_size
+    if _check_call(
+        "forward", workspace, schedule, inputs, routed, shared, swiglu_limit, True, minibatch
+    ):
         from mok.hopper.passes import run_forward
 
         problem = _problem(x, schedule, router_weights, routed, shared, swiglu_limit)
@@ -202,7 +249,7 @@ def forward(
     result = engine.forward_pass(
         x,
         router_weights,
-        on_host(schedule),
+        on_host(schedule, workspace.errors),
         engine.expert_weights(*routed),
         engine.shared_weights(*shared),
         engine.Settings(workspace.group, swiglu_limit, config.minibatch_size),
@@ -225,7 +272,10 @@ def recompute_forward_context(
     routed = (w_routed_gate, w_routed_up, None)
     shared = (w_shared_gate, w_shared_up, None)
     inputs = {"x": (x, *_bf16_rows(workspace))}
-    if _check_call("recompute", workspace, schedule, inputs, routed, shared, swiglu_limit, False):
+    minibatch = config.minibatch_size
+    if _check_call(
+        "recompute", workspace, schedule, inputs, routed, shared, swiglu_limit, False, minibatch
+    ):
         from mok.hopper.passes import recompute
 
         problem = _problem(x, schedule, None, routed, shared, swiglu_limit)
@@ -280,6 +330,7 @@ def backward(
         shared,
         swiglu_limit,
         True,
+        config.minibatch_size,
         context=forward_context,
     )
     forward_context.consumed.set()
@@ -364,6 +415,7 @@ __all__ = [
     "DeferredSchedule",
     "ForwardContext",
     "Schedule",
+    "Timeouts",
     "Workspace",
     "backward",
     "build_schedule",

@@ -53,8 +53,9 @@ def moe(
     insists on it (UnsupportedError says why it cannot be), "portable" never takes it.
 
     With a group the call and its backward are collective, T may differ and be 0, and the shared
-    expert's gradients are this rank's partial sums. Raises InputError (on all ranks) for a wrong
-    shape, dtype, device or layout.
+    expert's gradients are this rank's partial sums. Raises InputError for a wrong shape, dtype,
+    device or layout: on all ranks, or, by the Hopper backend after the first call of a kind, on the
+    rank that meets it.
     """
     knobs = config or MoKConfig()
     shared_gate, shared_up, shared_down = shared if shared is not None else (None, None, None)

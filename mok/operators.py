@@ -9,7 +9,9 @@ The Hopper backend saves them in canonical order instead, every expert padded to
 backend runs follows from device and shapes, so a fake tensor knows it too. Refuses double backward.
 
 A bad expert id of one call is raised at the next call of the same group and device, or at
-`mok.functional.get_workspace(...).check()`; with MOK_CHECK=1 at once.
+`mok.functional.get_workspace(...).check()`; with MOK_CHECK=1 at once. On several ranks a forward of
+the Hopper backend makes no collective after the first of its kind (mok.workspaces); the backward,
+which is portable, does.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from mok.errors import InputError
 from mok.hopper.layout import one_rank_saved_rows
 from mok.hopper.support import choose, why_not
 from mok.portable import SavedRows
-from mok.workspaces import Workspace, get_workspace
+from mok.workspaces import Workspace, get_workspace, kind_of
 
 if TYPE_CHECKING:
     from mok.hopper.packing import Problem
@@ -51,7 +53,7 @@ def _group(name: str) -> dist.ProcessGroup | None:
 def _workspace(x: Tensor, topk_experts: Tensor, group: str, backend: str) -> Workspace:
     # Wrong dimensions get stand-ins here; the check that follows names the tensor and its shape.
     tokens, hidden = x.shape if x.dim() == 2 else (0, 1)
-    workspace = get_workspace(
+    return get_workspace(
         MoKConfig(),
         _group(group),
         device=x.device,
@@ -60,8 +62,6 @@ def _workspace(x: Tensor, topk_experts: Tensor, group: str, backend: str) -> Wor
         topk=topk_experts.shape[-1] if topk_experts.dim() == 2 else 1,
         backend=backend,
     )
-    workspace.meet()
-    return workspace
 
 
 def _saves_padded(
@@ -96,8 +96,12 @@ def _check(
     routed: tuple[Tensor, Tensor, Tensor],
     shared: tuple[Tensor | None, Tensor | None, Tensor | None],
     limit: float | None,
+    minibatch: int,
 ) -> bool:
-    """Raises on all ranks together; returns whether the Hopper backend runs the call."""
+    """Whether the Hopper backend runs the call.
+
+    Raises on all ranks together; a forward of a kind that all have agreed on, on this rank alone.
+    """
     hidden, device = workspace.hidden_size, workspace.device
     tokens, slots = workspace.num_local_tokens, workspace.topk
     chosen: list[bool] = []
@@ -120,6 +124,8 @@ def _check(
         width = routed[0].shape[1]
         shared_width = shared[0].shape[0] if shared[0] is not None else 0
         chosen.append(workspace.runs_hopper(experts, width, shared_width))
+        if chosen[0]:
+            workspace.check_room(experts, width, shared_width, minibatch)
         return {
             "experts per rank": experts,
             "width I": width,
@@ -127,9 +133,15 @@ def _check(
             "swiglu_limit (bits)": checks.limit_bits(limit),
             "MOK_CHECK": int(checks.validation_wanted(False)),
             "backend (1: Hopper)": int(chosen[0]),
+            # Only there it decides what memory is made, together.
+            "minibatch_size (Hopper)": minibatch if chosen[0] else 0,
         }
 
-    checks.checked(call, check, workspace.group, device)
+    if call == "backward":  # it exchanges rows by collectives of its own
+        checks.checked(call, check, workspace.group, device)
+    else:
+        kind = kind_of(routed[0], shared[0], limit, minibatch)
+        workspace.agree(call, kind, check, lambda: chosen[0])
     return chosen[0]
 
 
@@ -155,7 +167,15 @@ def _forward(
     routed = (w_gate, w_up, w_down)
     shared = (shared_gate, shared_up, shared_down)
     hopper = _check(
-        "forward", workspace, {"x": x}, topk_experts, router_weights, routed, shared, swiglu_limit
+        "forward",
+        workspace,
+        {"x": x},
+        topk_experts,
+        router_weights,
+        routed,
+        shared,
+        swiglu_limit,
+        minibatch_size,
     )
     if hopper:
         problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
@@ -283,7 +303,15 @@ def _backward(
     shared = (shared_gate, shared_up, shared_down)
     rows = {"d_out": d_out, "x": x}
     hopper = _check(
-        "backward", workspace, rows, topk_experts, router_weights, routed, shared, swiglu_limit
+        "backward",
+        workspace,
+        rows,
+        topk_experts,
+        router_weights,
+        routed,
+        shared,
+        swiglu_limit,
+        minibatch_size,
     )
     # The forward call has reported bad ids; here they only become unused slots again.
     schedule = engine.schedule_routes(
@@ -426,6 +454,15 @@ def _autograd(
     )
 
 
+# Compiled graphs are not recorded with these inside (mode="reduce-overhead"): memory that the
+# Hopper backend keeps, made in a warm-up, would lie in a pool that the recording thinks its own.
+_TAGS = tuple(
+    getattr(torch.Tag, name)
+    for name in ("pt2_compliant_tag", "cudagraph_unsafe")
+    if hasattr(torch.Tag, name)
+)
+
+
 def _define(name: str, implementation: Any, fake: Any) -> Any:
     """An operator of the namespace, callable.
 
@@ -433,7 +470,7 @@ def _define(name: str, implementation: Any, fake: Any) -> Any:
     over a second in every process.
     """
     schema = torch.library.infer_schema(implementation, mutates_args=())
-    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.define(name + schema, tags=_TAGS)
     _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"mok::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.mok, name).default

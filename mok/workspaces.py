@@ -1,13 +1,22 @@
 """The workspace: where a layer runs, and the record of routing errors that it left.
 
 It exists because users of Mixture-of-Kittens pass one to every call, and because bad routing values
-must be reported at a later call than the one that met them. The cache below is the package's only
-process-wide table; clear_workspace_cache() empties it. The portable backend keeps no buffers
-between calls; the Hopper backend's lie in a pool, made at first use, and never alias a result.
+must be reported at a later call than the one that met them. The caches below are process-wide, and
+clear_workspace_cache() empties them; only the order of launches on a device stays, since launches
+may still be under way. The portable backend keeps no buffers between calls; the Hopper backend's
+lie in a pool, made at first use, and never alias a result.
+
+What ranks have to agree on (sizes, options, that every rank's arguments are right) costs a
+collective and a wait on the host. The portable backend has it at every call. The Hopper backend has
+it once for every kind of call, when memory has to be made anyway: later calls of that kind are
+checked by each rank alone, launch, and can be recorded in a CUDA graph. A rank that refuses such a
+call does not launch; its peers wait for it in theirs, until they have waited for as long as
+Timeouts.enter says, and name it in an ExchangeError. MOK_CHECK=1 has the collective at every call.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -17,8 +26,17 @@ from mok import checks
 from mok.config import MoKConfig
 from mok.engine import canonical_device
 from mok.errors import InputError
+from mok.hopper.chains import Chain
 from mok.hopper.pools import WorkspacePool
-from mok.hopper.support import BACKENDS, check_backend, choose, device_problem, why_not
+from mok.hopper.support import (
+    BACKENDS,
+    check_backend,
+    choose,
+    device_problem,
+    refuse_capture,
+    why_not,
+)
+from mok.hopper.timeouts import Timeouts, wanted_timeouts
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,10 @@ class Workspace:
         self.pool.raise_pending()
 
     def check(self) -> None:
-        """Wait for earlier calls, then raise_pending. Collective over the group."""
+        """Wait for earlier calls, then raise_pending. Collective over the group.
+
+        An ExchangeError is raised without the collective, since a peer may be dead.
+        """
 
         def check() -> None:
             self.errors.raise_pending()
@@ -66,13 +87,18 @@ class Workspace:
         checks.checked("check", check, self.group, self.device)
 
     def close(self) -> None:
-        """Give the Hopper backend's memory back; a later call makes it anew."""
+        """Give the Hopper backend's memory back; a later call makes it anew.
+
+        Waits for what was launched. With a group call it on all ranks.
+        """
         self.pool.close()
 
     def meet(self) -> None:
         """Find out, once, whether the group's ranks can share memory. Collective over the group."""
-        wanted = self.backend != "portable" and device_problem(self.device) is None
-        if self.group is not None and wanted:
+        if self.group is None or self.backend == "portable":
+            return
+        # Ranks with a GPU ask all, whatever their own could do: all have to be there.
+        if self.device.type == "cuda" or device_problem(self.device) is None:
             self.pool.group_problem(self.group, self.device)
 
     def runs_hopper(self, experts: int, width: int, shared_width: int) -> bool:
@@ -96,10 +122,90 @@ class Workspace:
             problem = self.pool.group_problem(self.group, self.device)
         return choose(self.backend, problem)
 
+    def could_run(self, experts: int) -> bool:
+        """Whether some width of so many experts a rank would take the Hopper backend."""
+        problem = why_not(
+            self.device,
+            hidden=self.hidden_size,
+            width=64,
+            shared_width=0,
+            slots=self.topk,
+            experts=experts,
+            tokens=self.num_local_tokens,
+            ranks=self.num_ranks,
+        )
+        return problem is None
+
+    def check_room(self, experts: int, width: int, shared_width: int, minibatch: int) -> None:
+        """Raises InputError when a group's memory is too small for this rank's tokens."""
+        if self.group is None:
+            return
+        from mok.hopper.layout import Sizes
+        from mok.hopper.passes import Knobs
+
+        sizes = Sizes(
+            max_tokens=self.num_local_tokens,
+            slots=self.topk,
+            experts=experts,
+            hidden=self.hidden_size,
+            width=width,
+            shared_width=shared_width,
+            ranks=self.num_ranks,
+        )
+        self.pool.check_room(sizes, Knobs(minibatch).segments(width))
+
+    @property
+    def may_be_alone(self) -> bool:
+        """Whether ranks may check calls by themselves: they meet on the device, in a launch."""
+        return (
+            self.group is not None
+            and self.backend != "portable"
+            and device_problem(self.device) is None
+            and self.pool.knows_group(self.group)
+            and self.pool.group_problem(self.group, self.device) is None
+        )
+
+    def agree(
+        self,
+        call: str,
+        kind: tuple[object, ...],
+        check: Callable[[], Mapping[str, int] | None],
+        settled: Callable[[], bool] | None = None,
+    ) -> None:
+        """Run a check as checks.checked does, until all ranks agreed on a call of this kind.
+
+        After that on this rank alone. kind: all that has to be equal on the ranks, as far as it can
+        be read from arguments that are not checked yet; a call of a known kind that fails fails
+        here alone. settled: asked after the check, whether it is the Hopper backend's call (None:
+        it is wherever ranks may be alone). MOK_CHECK=1: with all ranks, every time.
+        """
+        known = (call, self.backend, self.hidden_size, self.topk, *kind)
+        if self.may_be_alone and known in self.pool.agreed and not checks.validation_wanted(False):
+            checks.checked(call, check, None, self.device)
+            return
+        if self.group is not None:
+            refuse_capture(self.device, "ranks cannot agree on a call")
+        checks.checked(call, check, self.group, self.device)
+        self.meet()
+        if self.may_be_alone and (settled is None or settled()):
+            self.pool.agreed.add(known)
+
+
+def kind_of(
+    gate: object, shared_gate: object, limit: float | None, minibatch: int
+) -> tuple[object, ...]:
+    """What of a call's weights and options has to be equal on all ranks, unchecked."""
+
+    def shape(tensor: object) -> object:
+        return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+
+    return shape(gate), shape(shared_gate), limit, minibatch
+
 
 _WORKSPACES: dict[tuple[object, ...], Workspace] = {}
 _RECORDS: dict[tuple[object, ...], checks.ErrorRecord] = {}
 _POOLS: dict[tuple[object, ...], WorkspacePool] = {}
+_CHAINS: dict[torch.device, Chain] = {}
 
 
 def create_workspace(
@@ -112,34 +218,53 @@ def create_workspace(
     topk: int,
     backend: str = "auto",
     max_tokens: int | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Workspace:
-    """A new workspace, not cached. Ranks may differ in num_local_tokens only; 0 is allowed.
+    """A new workspace, not cached. Ranks may differ in num_local_tokens and timeouts only.
 
-    backend: "auto" takes the Hopper kernel for the forward where it can run, "hopper" insists,
-    "portable" never does. max_tokens: what the Hopper backend's memory is made for at first use,
-    so that it need not grow later (a CUDA graph's capture forbids that); None is num_local_tokens.
-    Raises InputError, on all ranks, for a negative or zero size or another backend.
+    num_local_tokens: 0 is allowed. backend: "auto" takes the Hopper kernel for the forward where it
+    can run, "hopper" insists, "portable" never does. max_tokens: what the Hopper backend's memory
+    is made for at first use. None: num_local_tokens; with a group the largest of any rank at that
+    first use, to the next multiple of 1024, and a quarter more if they differ. One rank's memory
+    grows by itself, except in a CUDA graph's capture. A group's does not: a later call with more
+    tokens is an InputError on its rank, and a larger max_tokens on all ranks lets it grow.
+    timeouts: how long its launches wait for peers; None takes MOK_TIMEOUT_ENTER and
+    MOK_TIMEOUT_INSIDE (seconds), else 600 s until a peer begins the same launch and 30 s inside.
+    Collective. Raises InputError, on all ranks, for a negative or zero size or another backend.
     """
     del config
     where = canonical_device(device)
-    sizes = {"num_local_tokens": num_local_tokens, "hidden_size": hidden_size, "topk": topk}
+    pool = WorkspacePool(max_tokens or 0, timeouts, None if group is None else _chain(where))
+    made = Workspace(group, where, num_local_tokens, hidden_size, topk, backend=backend, pool=pool)
+    checks.checked("workspace", lambda: _facts(made, max_tokens, timeouts), group, where)
+    made.meet()
+    return made
 
-    def check() -> dict[str, int]:
-        for name, size in sizes.items():
-            least = 0 if name == "num_local_tokens" else 1
-            if size < least:
-                raise InputError(f"{name} = {size}; allowed: {least} or more.")
-        check_backend(backend)
-        if max_tokens is not None and max_tokens < num_local_tokens:
-            raise InputError(
-                f"max_tokens = {max_tokens}; allowed: at least num_local_tokens "
-                f"({num_local_tokens}), or None."
-            )
-        return {"hidden_size": hidden_size, "topk": topk, "backend": BACKENDS.index(backend)}
 
-    checks.checked("workspace", check, group, where)
-    pool = WorkspacePool(max_tokens or num_local_tokens)
-    return Workspace(group, where, num_local_tokens, hidden_size, topk, backend=backend, pool=pool)
+def _facts(made: Workspace, max_tokens: int | None, timeouts: Timeouts | None) -> Mapping[str, int]:
+    """What ranks must agree on; raises InputError for what is not allowed."""
+    sizes = {
+        "num_local_tokens": made.num_local_tokens,
+        "hidden_size": made.hidden_size,
+        "topk": made.topk,
+    }
+    for name, size in sizes.items():
+        least = 0 if name == "num_local_tokens" else 1
+        if size < least:
+            raise InputError(f"{name} = {size}; allowed: {least} or more.")
+    check_backend(made.backend)
+    if max_tokens is not None and max_tokens < made.num_local_tokens:
+        raise InputError(
+            f"max_tokens = {max_tokens}; allowed: at least num_local_tokens "
+            f"({made.num_local_tokens}), or None."
+        )
+    wanted_timeouts(timeouts)
+    return {
+        "hidden_size": made.hidden_size,
+        "topk": made.topk,
+        "backend": BACKENDS.index(made.backend),
+        "max_tokens (0: None)": max_tokens or 0,
+    }
 
 
 def get_workspace(
@@ -152,38 +277,42 @@ def get_workspace(
     topk: int,
     backend: str = "auto",
     max_tokens: int | None = None,
+    timeouts: Timeouts | None = None,
 ) -> Workspace:
     """The cached workspace of this group, device, shape and backend; made at the first call.
 
-    Checked like create_workspace at every call, so that ranks never wait for each other when one
-    has it cached. Cached workspaces of one group and device share their error record and the Hopper
-    backend's memory, whatever their numbers of tokens.
+    As create_workspace; where the Hopper backend can run, a call that differs from an earlier one
+    in num_local_tokens or timeouts only is no collective. Cached workspaces of one group and device
+    share their error record, the Hopper backend's memory, its max_tokens (the largest that was
+    given) and its time-outs (the last that were given), whatever their numbers of tokens.
     """
-    made = create_workspace(
-        config,
-        group,
-        device=device,
-        num_local_tokens=num_local_tokens,
-        hidden_size=hidden_size,
-        topk=topk,
-        backend=backend,
-        max_tokens=max_tokens,
-    )
-    place = (group, made.device)
-    record = _RECORDS.setdefault(place, made.errors)
-    pool = _POOLS.setdefault(place, made.pool)
-    pool.least_tokens = max(pool.least_tokens, made.pool.least_tokens if max_tokens else 0)
-    shared = Workspace(
-        group, made.device, num_local_tokens, hidden_size, topk, record, backend, pool
-    )
-    return _WORKSPACES.setdefault((*place, num_local_tokens, hidden_size, topk, backend), shared)
+    del config
+    where = canonical_device(device)
+    place = (group, where)
+    record, pool = _RECORDS.get(place), _POOLS.get(place)
+    if record is None or pool is None:
+        record = checks.ErrorRecord()
+        pool = WorkspacePool(chain=None if group is None else _chain(where))
+    made = Workspace(group, where, num_local_tokens, hidden_size, topk, record, backend, pool)
+    made.agree("workspace", (max_tokens,), lambda: _facts(made, max_tokens, timeouts))
+    _RECORDS[place], _POOLS[place] = record, pool
+    if max_tokens is not None:
+        pool.least_tokens = max(pool.least_tokens, max_tokens)
+    if timeouts is not None and timeouts != pool.timeouts:
+        pool.set_timeouts(timeouts)
+    return _WORKSPACES.setdefault((*place, num_local_tokens, hidden_size, topk, backend), made)
+
+
+def _chain(device: torch.device) -> Chain:
+    """Of all launches of groups on a device, in whichever group and whatever workspace."""
+    return _CHAINS.setdefault(device, Chain())
 
 
 def clear_workspace_cache() -> None:
     """Forget all cached workspaces, their error records, and the Hopper backend's memory.
 
-    With a group on the Hopper backend call it on all ranks: the next call makes the memory anew,
-    together.
+    Waits for what was launched. With a group on the Hopper backend call it on all ranks that are
+    still there: the next call makes the memory anew, together.
     """
     for pool in _POOLS.values():
         pool.close()

@@ -245,7 +245,8 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
     assert tables.problems(readme, found) == []
     assert tables.written(readme, found) == readme
     assert readme.index("## Measured on GPUs") < readme.index("## Files")
-    lacking = "`h200/forward.json`, `h200/bench.json`, `h200/verify-x2.json`"
+    names = ("degrees", "forward", "bench", "endurance", "verify-x2")
+    lacking = ", ".join(f"`h200/{name}.json`" for name in names)
     lacking = f"- Not measured on a GPU yet: {lacking}.\n"
     assert readme.endswith(f"## Files\n\ntree\n\n## Limits\n\n{lacking}- one\n")
     assert tables.written(readme, {}).endswith(f"## Limits\n\n{tables.UNMEASURED}- one\n")
@@ -582,7 +583,7 @@ def test_what_a_device_lacks_is_named_in_the_limits_of_readme(
 ) -> None:
     missing, tables = scripts["evidence"].missing, scripts["tables"]
     names = {f"h200/{name}.json": {} for name in (*scripts["evidence"].PARTS, "verify-x2")}
-    assert len(names) == 9
+    assert len(names) == 11
     assert missing({}) == []
     assert missing({"b200/digest.json": {}}) == []
     assert missing(names) == []

@@ -15,14 +15,19 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from bench_instruments import FakeDevice, fake_contender
 from gpu_scripts import FOLDER, gpu_scripts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mok.bench import layer as bench
 from mok.bench.layer_command import layer
+from mok.bench.ranks import Together
+from mok.bench.runs import Options
+from mok.bench.shapes import Shape
 
 SOURCE = {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False}
-ALONE = {"digest", "faults", "forward", "bench"}
+ALONE = {"digest", "faults", "forward", "bench", "endurance"}
 
 
 @pytest.fixture(scope="module")
@@ -348,6 +353,87 @@ def test_the_forward_alone_leaves_time_for_the_benchmark_of_peers(
         wanted = ("mok", "sonicmoe", "torch") if ranks == 1 else ()
         assert given["contenders"] == wanted
     assert list(parts).index("forward") < list(parts).index("bench")
+
+
+@pytest.mark.parametrize(("left", "limit"), [(300.0, 265.0), (900.0, 865.0), (20.0, 30.0)])
+def test_the_forward_takes_all_that_is_left_where_no_benchmark_of_peers_follows(
+    scripts: dict[str, ModuleType], tmp_path: Path, left: float, limit: float
+) -> None:
+    commands = scripts["commands"]
+    place = commands.Place("python", tmp_path, left=left, chosen=("tests", "forward"))
+    part = next(one for one in commands.parts(place) if one.name == "forward")
+    (step,) = part.steps
+    given = layer.make_context("layer", list(step.command[step.command.index("layer") + 1 :]))
+    assert given.params["limit"] == limit
+    assert given.params["by_shape"]
+    assert part.seconds >= left
+    beside = commands.Place("python", tmp_path, left=left)
+    assert next(p for p in commands.parts(beside) if p.name == "forward").seconds == 210
+
+
+def test_parts_know_which_of_them_run(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def made(place: Any) -> list[Any]:
+        seen.append(place.chosen)
+        return []
+
+    monkeypatch.setattr(scripts["parts"], "parts", made)
+    place = scripts["commands"].Place("python", tmp_path)
+    scripts["parts"].run_all(["forward"], place, tmp_path, 1.0, SOURCE, print)
+    assert set(seen) == {("forward",)}
+
+
+def test_a_forward_that_is_cut_short_has_both_protocols_of_the_first_shapes() -> None:
+    shapes = tuple(Shape(name, 16, 4, 16, 8, 2) for name in ("one", "two"))
+    for by_shape, order in (
+        (True, [("one", "rotation"), ("one", "alone"), ("two", "rotation"), ("two", "alone")]),
+        (False, [("one", "rotation"), ("two", "rotation"), ("one", "alone"), ("two", "alone")]),
+    ):
+        device = FakeDevice()
+        options = Options(
+            shapes, device="cpu", rounds=2, seconds=0.1, accuracy=False, by_shape=by_shape
+        )
+        listing = [fake_contender(device, "mok", 0.01, 0.02)]
+        rows = bench.measure(options, device.instruments(), Together(), listing)["rows"]
+        assert list(dict.fromkeys((row["shape"], row["protocol"]) for row in rows)) == order
+
+
+def test_endurance_runs_only_when_it_is_named(scripts: dict[str, ModuleType]) -> None:
+    options, main = scripts["options"], scripts["parts"].main
+    assert tuple(name for name in options.NAMES if name != "endurance") == options.USUAL
+    default = next(one for one in main.params if one.name == "chosen").default
+    assert default == ",".join(options.USUAL)
+    assert options.names(None, None, "endurance") == ("endurance",)
+
+
+def test_the_sanitizer_looks_at_every_script_with_the_tools_that_can_see_it(
+    scripts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    commands = scripts["commands"]
+    found = commands.parts(commands.Place("python", tmp_path))
+    steps = {step.name for part in found if part.name == "sanitize" for step in part.steps}
+    stems = {path.stem for path in FOLDER.glob("sanitize_*.py")}
+    assert {"sanitize_digest", "sanitize_faults", "sanitize_forward"} <= stems
+    every = {f"{t} {stem}" for t in ("memcheck", "racecheck", "initcheck") for stem in stems}
+    assert every - steps == {"racecheck sanitize_forward"}
+
+
+@pytest.mark.parametrize("name", ["degrees", "endurance", "sanitize_forward"])
+def test_scripts_for_a_gpu_say_that_there_is_none(name: str) -> None:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(FOLDER.parents[1])}
+    command = [sys.executable, f"ci/gpu/{name}.py"]
+    done = subprocess.run(
+        command,
+        cwd=FOLDER.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (3, "nothing ran: needs a CUDA device\n")
 
 
 @pytest.mark.parametrize(

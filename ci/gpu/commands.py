@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from steps import ROOT, Part, Step  # beside this file
+from options import USUAL  # both beside this file
+from steps import ROOT, Part, Step
 
 # what compute-sanitizer prints, with exit code 1, on a device or a driver that it does not know
 NO_SANITIZER = ("Device not supported", "Unable to find injection library")
@@ -27,21 +28,24 @@ QUIET_TESTS = (
 )
 """Tests of what a race does on a quiet GPU: they run alone."""
 LAYER_LIMIT = 230.0  # seconds after which the benchmark of peers begins nothing more
-FORWARD_LIMIT = 190.0  # likewise of the forward alone
-FORWARD_SHARE = 0.45  # of the time that is left, which the benchmark of peers needs as well
+FORWARD_LIMIT = 190.0  # likewise of the forward alone, where the benchmark of peers follows
+FORWARD_SHARE = 0.45  # of the time that is left there
+FORWARD_SECONDS = 210.0  # of that part, and more where nothing follows
 LAST_STEP = 15.0  # seconds that a step may take which had begun before the limit
+FORWARD_LAST = 35.0  # likewise where a peer tunes a shape's kernels first
 
 
 @dataclass(frozen=True)
 class Place:
     """What the commands need to know: interpreter, folder for their files, ranks, and the seconds
-    that are left of the whole run."""
+    that are left of the whole run; chosen: the parts that run."""
 
     python: str
     raw: Path
     ranks: int = 1
     root: Path = ROOT
     left: float = math.inf
+    chosen: Sequence[str] = USUAL
 
     def verify(self, name: str, *words: str, good: Sequence[int] = (0,)) -> Step:
         """A run of `verify`, whose result document is kept."""
@@ -60,7 +64,6 @@ def parts(place: Place) -> list[Part]:
 
     The benchmark quotes what peers have left, so that its commands are known only then.
     """
-    python, raw = place.python, place.raw
     return [
         Part("tests", 160, _tests(place)),
         Part(
@@ -69,22 +72,24 @@ def parts(place: Place) -> list[Part]:
         Part(
             "faults",
             100,
-            [
-                Step(
-                    "faults",
-                    [python, "ci/gpu/faults.py", "--json", str(raw / "faults.json")],
-                    str(raw / "faults.json"),
-                    unavailable=(3,),
-                )
-            ],
+            [_script(place, "faults")],
             alone=True,
         ),
-        Part("verify", 160, _layer(place)),
+        Part("verify", 190, _layer(place)),
+        Part("degrees", 120, [_script(place, "degrees")]),
         Part("peers", 180 if place.ranks == 1 else 240, _peers(place)),
-        Part("forward", 210, _forward(place), alone=True),
+        Part("forward", _forward_seconds(place), _forward(place), alone=True),
         Part("bench", 300, _bench(place)),
-        Part("sanitize", 140, _sanitize(place)),
+        Part("sanitize", 170, _sanitize(place)),
+        Part("endurance", 300, [_script(place, "endurance")], alone=True),
     ]
+
+
+def _script(place: Place, name: str) -> Step:
+    """A script of this folder that leaves a document; exit code 3: it cannot run here."""
+    document = str(place.raw / f"{name}.json")
+    command = [place.python, f"ci/gpu/{name}.py", "--json", document]
+    return Step(name, command, document, unavailable=(3,))
 
 
 def _tests(place: Place) -> list[Step]:
@@ -137,6 +142,7 @@ def _layer(place: Place) -> list[Step]:
     one = ("--ranks", "1", "--device", "cuda")
     claims = "repeat,process,memory,threads,history,contention,batch,schedule,reference"
     return [
+        place.verify("hopper-degrees", f"{HOPPER}degrees", *one),
         place.verify("layer", "verify.builtin.moe:moe", *one, "--claims", claims),
         place.verify("shared", "moe", "--device", "cuda"),
         place.verify("float64", "moe/float64-*", *one),
@@ -182,12 +188,25 @@ FORWARD_PEERS = ("sonicmoe", "torch")
 """What the forward is held against: the fastest peer, and the pipeline that everybody has."""
 
 
+def _forward_seconds(place: Place) -> float:
+    """All that is left unless the benchmark of peers, which comes later, needs its share."""
+    if "bench" in place.chosen or not math.isfinite(place.left):
+        return FORWARD_SECONDS
+    return max(FORWARD_SECONDS, place.left)
+
+
 def _forward(place: Place) -> list[Step]:
-    """The forward alone, ours against two peers at all six shapes: in a rotation, and in loops."""
-    words = ["--ranks", str(place.ranks), "--direction", "forward", "--no-accuracy"]
+    """The forward alone, ours against two peers at all six shapes: in a rotation, and in loops.
+
+    Both protocols of a shape before the next shape: a run that is cut short has the first ones
+    whole.
+    """
+    words = ["--ranks", str(place.ranks), "--direction", "forward", "--no-accuracy", "--by-shape"]
     if place.ranks == 1:
         words += [word for name in ("mok", *FORWARD_PEERS) for word in _contender(name)]
     limit = min(FORWARD_LIMIT, max(30.0, FORWARD_SHARE * place.left - LAST_STEP))
+    if "bench" not in place.chosen:
+        limit = max(30.0, min(place.left, _forward_seconds(place)) - FORWARD_LAST)
     return [_timed(place, "forward", [*words, "--limit", f"{limit:.0f}"])]
 
 
@@ -237,6 +256,11 @@ def _timed(place: Place, name: str, words: Sequence[str]) -> Step:
     return replace(step, command=command, document=str(out / "layer.json"), alone=True)
 
 
+NO_EVIDENCE = (("racecheck", "sanitize_forward"),)
+"""racecheck watches shared memory, but neither the copies and products that write and read it there
+nor anything between CTAs: its silence would say nothing of the forward."""
+
+
 def _sanitize(place: Place) -> list[Step]:
     scripts = sorted((place.root / "ci" / "gpu").glob("sanitize_*.py"))
     return [
@@ -255,4 +279,5 @@ def _sanitize(place: Place) -> list[Step]:
         )
         for tool in ("memcheck", "racecheck", "initcheck")
         for script in scripts
+        if (tool, script.stem) not in NO_EVIDENCE
     ]

@@ -6,7 +6,7 @@
 One file per part, `ci/evidence/DEVICE/PART.json`, with `-xN` after PART for N ranks:
 
     format       "mok-verify-evidence-v1"
-    part         tests, digest, faults, verify, peers, forward, bench or sanitize
+    part         tests, digest, faults, verify, degrees, peers, forward, bench, sanitize, endurance
     status       passed; for peers, forward and bench also "timed out", which README then says
     commit       40 hex digits: what was measured
     dirty        false, or null for a copy of a tree, where git was not asked
@@ -48,9 +48,17 @@ FOLDER = ROOT / "ci" / "evidence"
 FORMAT = "mok-verify-evidence-v1"
 RUN_FORMAT = "mok-verify-gpu-run-v1"
 MAX_BYTES = 200_000
-PARTS = ("tests", "digest", "faults", "verify", "peers", "forward", "bench", "sanitize")
+PARTS = (
+    *("tests", "digest", "faults", "verify", "degrees", "peers", "forward", "bench", "sanitize"),
+    "endurance",
+)
 # their steps stand alone: each that ended is worth its row
 MAY_TIME_OUT = ("peers", "forward", "bench")
+SHOWN: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
+    "degrees": lambda row: row["equal"] and not row["lacking"] and not row["broken"],
+    "endurance": lambda row: row["distinct"] == 1 and row["under_load"] >= row["wanted"],
+}
+"""By part, what each row of its document shows in a run that passed."""
 REQUIRED = {"h200": (*PARTS, "verify-x2")}
 """By device, the files that belong together: once one is there, README names those that are not."""
 Json = dict[str, Any]
@@ -329,6 +337,8 @@ def _contradiction(part: str, status: str, results: Mapping[str, Any]) -> str | 
             return f"it passed, but of its tests {step.get('passed')} did, not {step.get('failed')}"
         if part == "verify" and step.get("verdict") != "VERIFIED":
             return f"it passed, but {name!r} is {step.get('verdict')!r}"
+        if part in SHOWN and not all(map(SHOWN[part], step["document"]["rows"])):
+            return f"it passed, but a row of {name!r} does not show what it should"
     return None
 
 

@@ -1,4 +1,5 @@
-"""What the digest is meant to reach on a GPU, beside what it reached. A miss is told, not hidden.
+"""What digest and forward are meant to reach on a GPU, beside what they reached. A miss is told,
+not hidden.
 
 Speeds hang on the card, so that a missed goal fails no test; README's table must say it instead.
 """
@@ -14,6 +15,8 @@ SHARE_OF_READ = 0.92  # of the int64 sum of the same 2 GB, in one rotation
 SHARE_OF_HASH = 1.0  # of torch.hash_tensor, and more than that
 HOST = {"plan_replay_us": ("replay", 15.0), "plan_build_us": ("build", 100.0)}
 YES, NO, UNKNOWN = "yes", "NO", "not measured"
+NOTHING = "nothing that counts"
+_SETTING = {"direction": "forward", "routing": "gaussian", "ranks": 1}
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,104 @@ def judged(document: Mapping[str, Any]) -> list[Judged]:
                 *_outcome(value, " us", value is not None and value <= bound),
             )
         )
+    return found
+
+
+SONIC_LEAST = 0.95  # of SonicMoE's speed, in the rotation, at every shape
+SONIC_ROTATION = (1.0, 4)  # of SonicMoE's speed, and at how many shapes
+SONIC_ALONE = (1.05, 4)
+TORCH_LEAST = 1.3  # of the torch pipeline's speed, at every shape
+MEMORY_MOST = 1.05  # of SonicMoE's memory above the inputs
+FORWARDS = 10_000  # under load, of shapes that take 1 ms or less
+LARGE = ("kimi-shard", 300)
+
+
+def judged_forward(documents: Sequence[Mapping[str, Any]]) -> list[Judged]:
+    """Every goal of the forward on one rank, against documents of `mok bench layer`.
+
+    A peer's row that was timed apart, or that is not comparable, counts no more than one that is
+    missing: the goal is then not met.
+    """
+    from mok.bench.shapes import PEER_SHAPES
+
+    found, by_protocol = [], {}
+    for protocol in ("rotation", "alone"):
+        speeds = {shape: _speed(documents, shape, "sonicmoe", protocol) for shape in PEER_SHAPES}
+        by_protocol[protocol] = {shape: one for shape, one in speeds.items() if one is not None}
+    for shape in PEER_SHAPES:
+        speed = by_protocol["rotation"].get(shape)
+        found.append(_least(f"{shape}: speed / SonicMoE's, rotation", speed, SONIC_LEAST))
+    for protocol, (least, shapes) in (("rotation", SONIC_ROTATION), ("alone", SONIC_ALONE)):
+        counted = by_protocol[protocol]
+        good = sum(speed >= least for speed in counted.values())
+        told = f"{good} of {len(counted)} that count"
+        what = f"shapes with {least:g} x SonicMoE's speed or more, {protocol}"
+        found.append(Judged(what, f"{shapes} or more", told, YES if good >= shapes else NO))
+    for shape in PEER_SHAPES:
+        speed = _speed(documents, shape, "torch", "rotation")
+        found.append(_least(f"{shape}: speed / torch pipeline's, rotation", speed, TORCH_LEAST))
+    for shape in PEER_SHAPES:
+        share = _memory(documents, shape)
+        told = NOTHING if share is None else f"{math.ceil(round(share * 1000, 6)) / 1000:.3f}"
+        met = YES if share is not None and share <= MEMORY_MOST else NO
+        found.append(Judged(f"{shape}: memory / SonicMoE's", f"{MEMORY_MOST} or less", told, met))
+    return found
+
+
+def _least(what: str, value: float | None, goal: float) -> Judged:
+    if value is None:
+        return Judged(what, f"{goal:g} or more", NOTHING, NO)
+    return Judged(what, f"{goal:g} or more", *_outcome(value, "", value >= goal))
+
+
+def _speed(
+    documents: Sequence[Mapping[str, Any]], shape: str, peer: str, protocol: str
+) -> float | None:
+    """Ours over the peer's, in the last of the documents where that counts."""
+    wanted = {"shape": shape, "peer": peer, "protocol": protocol, **_SETTING}
+    found = [
+        float(one["time"])
+        for document in documents
+        for one in document["ratios"]
+        if one["counts"] and _is(one, wanted)
+    ]
+    return found[-1] if found else None
+
+
+def _memory(documents: Sequence[Mapping[str, Any]], shape: str) -> float | None:
+    """Ours over SonicMoE's in the rotation, where both rows count."""
+    found = None
+    for document in documents:
+        of: dict[str, float] = {}
+        for row in document["rows"]:
+            counts = row["comparable"] is not False and not row["apart"] and row["memory_bytes"]
+            if counts and _is(row, {"shape": shape, "protocol": "rotation", **_SETTING}):
+                of[row["contender"]] = float(row["memory_bytes"])
+        if of.keys() >= {document["ours"], "sonicmoe"}:
+            found = of[document["ours"]] / of["sonicmoe"]
+    return found
+
+
+def _is(one: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(one.get(name) == value for name, value in wanted.items())
+
+
+def judged_endurance(document: Mapping[str, Any]) -> list[Judged]:
+    """Every goal of the forwards under load, against the document of ci/gpu/endurance.py."""
+    rows: Sequence[Mapping[str, Any]] = document.get("rows") or ()
+    found = [
+        Judged(f"{row['shape']}: digests of all forwards", "1", str(row["distinct"]), met)
+        for row in rows
+        for met in (YES if row["distinct"] == 1 else NO,)
+    ]
+    small = sum(row["under_load"] for row in rows if row["ms_alone"] <= 1)
+    name, least = LARGE
+    large = sum(row["under_load"] for row in rows if row["shape"] == name)
+    for what, done, wanted in (
+        ("forwards under load of shapes that take 1 ms or less", small, FORWARDS),
+        (f"forwards under load of {name}", large, least),
+    ):
+        found.append(Judged(what, f"{wanted} or more", str(done), YES if done >= wanted else NO))
     return found
 
 

@@ -7,6 +7,10 @@ by name. On a CPU they run the portable backend, which is how tests know that th
 
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 1
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 2
+
+`hopper/degrees` runs several ranks on one GPU in one launch, for degrees that there are no GPUs
+for, and needs a GPU of one rank; its claims `vary` and `schedule` say that no degree, no grid and
+no size of segments changes a bit.
 """
 
 from __future__ import annotations
@@ -15,12 +19,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import degree_problem as problem  # both beside this file
+import degrees
 import torch
 from torch import Tensor
 
+from mok.hopper import local_group
+from mok.hopper.layout import Segments
+from mok.hopper.packing import Problem
 from verify import inputs as generated
 from verify.builtin import covered, exact, layer, moe
 from verify.cases import Case
+from verify.errors import UnsupportedError
 
 # Each width ends in a tail: of 64 in tiles of 256 (H), and of 64 in tiles of 128 (I and S).
 T, H, I, E, K, I_SHARED = 384, 320, 192, 8, 4, 64  # noqa: E741 - the field's names
@@ -118,4 +128,103 @@ def _exact(variant: str) -> Case:
     )
 
 
+DEGREE = 4
+"""Of the executions that change nothing else: with unequal shares and a rank without tokens, and
+few enough that every rank has a CTA where a load leaves four multiprocessors."""
+_RANKS: dict[Any, degrees.Ranks] = {}
+
+
+def execute_degrees(
+    degree: int = DEGREE,
+    num_sms: int = 0,
+    segments: tuple[int, int] | None = degrees.SEGMENTS[0],
+    **arguments: Any,
+) -> Tensor:
+    """out of all ranks of one degree in the order of the tokens; 0: the layer as it is called.
+
+    segments: least and most blocks; None: what the layer takes. Raises RuntimeError when with the
+    smallest ones something did not occur that the problem is made for.
+    """
+    with torch.no_grad():
+        if not arguments["x"].is_cuda:
+            raise UnsupportedError(
+                "ranks share a launch on a GPU only; run it with --device cuda, or see the emulated"
+                " launches of tests/mok/hopper/test_emulated.py"
+            )
+        if degree == 0:
+            return execute(**arguments, num_sms=num_sms)
+        whole = whole_problem(**arguments)
+        tokens = problem.shares(whole, degree)
+        parts = problem.split(whole, tokens)
+        ranks = _open(degree, parts, None if segments is None else Segments(*segments))
+        out = degrees.run(ranks, parts, num_sms)
+        ranks.wait()
+        facts = degrees.facts_of(ranks.workspaces, tokens)
+        lacking = degrees.lacking(facts) if segments == degrees.SEGMENTS[0] else []
+        if lacking:
+            raise RuntimeError(f"degree {degree} ran without {', '.join(lacking)}: {facts}")
+        return out
+
+
+def _open(degree: int, parts: list[Problem], segments: Segments | None) -> degrees.Ranks:
+    """Used again and again, as those of the layer are: their epochs go on."""
+    device, sizes = parts[0].x.device, problem.sizes_of(parts)
+    key = (degree, device, sizes, segments)
+    if key not in _RANKS:
+        _RANKS[key] = degrees.open_ranks(degree, sizes, device, segments)
+    return _RANKS[key]
+
+
+def whole_problem(**given: Tensor) -> Problem:
+    """The arguments of the layer as one problem."""
+    shared = tuple(given[name] for name in layer.SHARED)
+    names = ("x", "topk_experts", "router_weights", "w_gate", "w_up", "w_down")
+    return Problem(*(given[name].contiguous() for name in names), shared)  # type: ignore[arg-type]
+
+
+def _routing() -> dict[str, Tensor]:
+    return {"topk_experts": problem.routing(problem.T, problem.E, problem.K)}
+
+
+def _degree_inputs() -> Mapping[str, Any]:
+    tokens, hidden, width, shared = problem.T, problem.H, problem.I, problem.I_SHARED
+    made = {
+        "x": generated.normal(tokens, hidden, dtype=torch.bfloat16),
+        "router_weights": generated.uniform(tokens, problem.K),
+        "w_gate": layer.weights(problem.E, width, hidden),
+        "w_up": layer.weights(problem.E, width, hidden),
+        "w_down": layer.weights(problem.E, hidden, width),
+        "w_shared_gate": layer.weights(shared, hidden),
+        "w_shared_up": layer.weights(shared, hidden),
+        "w_shared_down": layer.weights(hidden, shared),
+    }
+    return {name: replace(one, requires_grad=False) for name, one in made.items()}
+
+
+DEGREES = Case(
+    name="hopper/degrees",
+    description="the Hopper forward at every degree of expert parallelism on one GPU",
+    execute=execute_degrees,
+    inputs=_degree_inputs(),
+    setup=_routing,
+    claims=(
+        *("repeat", "process", "memory", "history", "contention", "stream"),
+        *("schedule", "vary"),
+    ),
+    vary={"degree": tuple(one for one in degrees.DEGREES if one != DEGREE)},
+    schedule=(
+        *({"degree": n, "num_sms": sms} for n in (1, 2, 8) for sms in (1, 2, 7, 132)),
+        *(
+            {"degree": n, "segments": some}
+            for n in (1, DEGREE, 64)
+            for some in (*degrees.SEGMENTS[1:], None)
+        ),
+    ),
+    gradients=False,
+    sources=(
+        *(__file__, problem.__file__, degrees.__file__, local_group.__file__),
+        *(*covered.LAYER, *covered.ON_GPU),
+    ),
+    ranks=1,
+)
 EXACT = tuple(_exact(variant) for variant in exact.TILED)

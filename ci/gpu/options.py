@@ -14,8 +14,13 @@ from pathlib import Path
 
 import click
 
-NAMES = ("tests", "digest", "faults", "verify", "peers", "forward", "bench", "sanitize")
+NAMES = (
+    *("tests", "digest", "faults", "verify", "degrees", "peers", "forward", "bench", "sanitize"),
+    "endurance",
+)
 """The parts, in the order in which they run."""
+USUAL = tuple(name for name in NAMES if name != "endurance")
+"""Those that run when none are named: the others do not fit 8 minutes beside them."""
 
 
 def names(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:

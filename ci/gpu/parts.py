@@ -24,7 +24,7 @@ import click
 import options  # all four beside this file
 import sources
 from commands import Place, parts
-from options import NAMES
+from options import USUAL
 from steps import ROOT, Outcome, Part, run_part, run_parts
 
 from verify import devices
@@ -78,7 +78,8 @@ def run_all(
         return seconds - (time.monotonic() - started)
 
     def found() -> list[Part]:
-        return [part for part in parts(replace(place, left=left())) if part.name in chosen]
+        now = replace(place, left=left(), chosen=tuple(chosen))
+        return [part for part in parts(now) if part.name in chosen]
 
     def tell(outcome: Outcome) -> None:
         told[outcome.name] = outcome
@@ -134,7 +135,7 @@ def _end(number: int, _frame: object) -> None:
 
 @click.command()
 @click.option(
-    "--parts", "chosen", callback=options.names, default=",".join(NAMES), show_default=True
+    "--parts", "chosen", callback=options.names, default=",".join(USUAL), show_default=True
 )
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True)
 @click.option(

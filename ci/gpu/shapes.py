@@ -200,6 +200,43 @@ _DIGEST = fields(
     {"unit": TEXT, "protocol": TEXT, **_HOST_TIMES},
 )
 
+_DEGREES = fields(
+    {
+        "rows": some(
+            fields(
+                {
+                    "degree": COUNT,
+                    "segments": TEXT,
+                    "ctas": RANKS,
+                    "equal": FLAG,
+                    "tokens": some(COUNT),
+                    "lacking": each(TEXT),
+                    "findings": each(TEXT),
+                    **dict.fromkeys(("blocks", "wraps_x", "wraps_h", "tails"), COUNT),
+                    **dict.fromkeys(("empty_experts", "crossing", "records", "broken"), COUNT),
+                }
+            )
+        )
+    }
+)
+_ENDURED = fields({"load": TEXT, "forwards": COUNT, "under_load": COUNT, "ms": SECONDS})
+_ENDURANCE = fields(
+    {
+        "rows": some(
+            fields(
+                {
+                    "shape": NAME,
+                    "ms_alone": SECONDS,
+                    "per_second": SECONDS,
+                    **dict.fromkeys(("wanted", "forwards", "under_load"), COUNT),
+                    **dict.fromkeys(("distinct", "differing"), COUNT),
+                    "loads": each(_ENDURED),
+                }
+            )
+        )
+    }
+)
+
 
 def _bench(value: Any, place: str) -> str | None:
     """The benchmark draws its own document; one that it cannot draw is none."""
@@ -220,7 +257,14 @@ def _junit(value: Any, place: str) -> str | None:
     return None
 
 
-_WHOLE = {"digest": _DIGEST, "faults": _FAULTS, "forward": _bench, "bench": _bench}
+_WHOLE = {
+    "digest": _DIGEST,
+    "faults": _FAULTS,
+    "degrees": _DEGREES,
+    "forward": _bench,
+    "bench": _bench,
+    "endurance": _ENDURANCE,
+}
 DOCUMENTS: Mapping[str, Check] = {
     "tests": _junit,
     "verify": _verify(fields({**_CLAIM, "measurements": OBJECT})),

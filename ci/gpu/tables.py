@@ -295,9 +295,7 @@ def _digest(own: Sequence[Json]) -> str:
             ]
             told = [f"Unit: {unit}" if unit else "", document.get("protocol", ""), *others]
             parts.append("; ".join(text for text in told if text) + ".")
-            found = goals.judged(document)
-            parts.append(_grid([one.cells() for one in found], ["", "goal", "measured", "met"]))
-            parts.append(goals.summary(found))
+            parts += _goals(goals.judged(document))
     return "\n\n".join(parts)
 
 
@@ -323,6 +321,78 @@ def _bench(own: Sequence[Json]) -> str:
                         f"This step {document['ended']}: rows that are not here were not reached."
                     )
     return "\n\n".join(texts)
+
+
+def _forward(own: Sequence[Json]) -> str:
+    """The benchmark's tables; of one rank also each goal beside what was met."""
+    alone = [one for one in own if one["ranks"] == 1]
+    steps = [step for one in alone for step in one["results"].values()]
+    found = goals.judged_forward([step["document"] for step in steps if step.get("document")])
+    return "\n\n".join([_bench(own), *(_goals(found) if alone else ())])
+
+
+def _goals(found: list[goals.Judged]) -> list[str]:
+    cells = [one.cells() for one in found]
+    return [_grid(cells, ["", "goal", "measured", "met"]), goals.summary(found)]
+
+
+def _degrees(own: Sequence[Json]) -> str:
+    """Degrees on one GPU: a line for each and each size of segments, over all grids."""
+    found: dict[tuple[int, int, str], list[Json]] = {}
+    for at, one in enumerate(own):
+        for step in one["results"].values():
+            for row in step.get("document", {}).get("rows", ()):
+                found.setdefault((at, row["degree"], row["segments"]), []).append(row)
+    lines = []
+    for (_, degree, segments), rows in found.items():
+        facts = [
+            max(row[name] for row in rows)
+            for name in ("blocks", "wraps_x", "wraps_h", "tails", "empty_experts", "crossing")
+        ]
+        least = min(count for row in rows for count in row["tokens"])
+        most = max(count for row in rows for count in row["tokens"])
+        lines.append(
+            [
+                degree or "one rank",
+                segments,
+                ", ".join(str(row["ctas"]) for row in rows),
+                f"{least} to {most}" if least != most else most,
+                *facts,
+                f"{sum(row['equal'] for row in rows)} of {len(rows)}",
+                sum(row["records"] for row in rows),
+                sum(row["broken"] for row in rows),
+            ]
+        )
+    headers = ["ranks", "segments", "CTAs", "tokens of a rank", "blocks", "rings of x began anew"]
+    headers += ["of hidden rows", "tails", "empty experts", "experts across segments"]
+    return _grid(lines, [*headers, "same bits", "log records", "rules broken"])
+
+
+def _endurance(own: Sequence[Json]) -> str:
+    """Forwards under load: how many digests, how fast, under what; and the goals."""
+    parts = []
+    for one in own:
+        for step in one["results"].values():
+            document = step.get("document", {})
+            lines = [
+                [
+                    row["shape"],
+                    row["forwards"],
+                    row["under_load"],
+                    row["distinct"],
+                    f"{row['ms_alone']:.3f}",
+                    f"{row['per_second']:.0f}",
+                    "; ".join(
+                        f"{load['load']} {load['under_load']} ({load['ms']:.2f} ms)"
+                        for load in row["loads"]
+                    ),
+                ]
+                for row in document.get("rows", ())
+            ]
+            headers = ["shape", "forwards", "under load", "distinct digests", "ms alone"]
+            parts.append(_grid(lines, [*headers, "a second under load", "loads: forwards (ms)"]))
+            parts += _goals(goals.judged_endurance(document))
+    return "\n\n".join(parts)
 
 
 def _terse(document: Json) -> Json:
@@ -359,7 +429,9 @@ TABLES: Mapping[str, tuple[str, Callable[[Sequence[Json]], str]]] = {
     "tests": ("GPU tests", _tests),
     "verify": ("The layer under verify run", _layer),
     "peers": ("Determinism of peers", _peers),
-    "forward": ("Speed and energy of the forward", _bench),
+    "degrees": ("Degrees of expert parallelism on one GPU", _degrees),
+    "forward": ("Speed and energy of the forward", _forward),
+    "endurance": ("Many forwards under load", _endurance),
     "bench": ("Speed and energy", _bench),
     "faults": ("Planted faults on the GPU", _faults),
     "digest": ("Digest speed", _digest),

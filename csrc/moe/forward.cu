@@ -62,6 +62,9 @@ forward(const __grid_constant__ Rank one, const Rank *many, u32 ranks_here) {
 #endif
   const u32 stages = (shared_address(raw) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
+#if GROUP
+    for (const TensorMap *map = &r.x_rows; map <= &r.shared_saved_up; ++map) tma_acquire_map(map);
+#endif
     init_barriers(s);
     failed = load_relaxed(r.counters + COUNT_FAILED);
   }

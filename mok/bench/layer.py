@@ -156,10 +156,13 @@ def _everything(run: Run) -> str:
     try:
         if options.accuracy:
             small_accuracy(run)
-        # Every shape's rotation before any loop: a time limit then leaves no shape without one.
-        called = {shape.name: measure_turns(run, shape) for shape in options.shapes}
-        for shape in options.shapes:
-            measure_loops(run, shape, called[shape.name])
+        # Every shape's rotation before any loop: a time limit then leaves no shape without one. By
+        # shape it leaves the first ones with both protocols.
+        at_once = [(shape,) for shape in options.shapes] if options.by_shape else [options.shapes]
+        for shapes in at_once:
+            called = {shape.name: measure_turns(run, shape) for shape in shapes}
+            for shape in shapes:
+                measure_loops(run, shape, called[shape.name])
     except RunEnded as end:
         return str(end)
     return "finished"

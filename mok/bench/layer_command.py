@@ -108,6 +108,9 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float | N
     callback=_finite,
     help="Begin no step after so many seconds.",
 )
+@click.option(
+    "--by-shape", is_flag=True, help="Both protocols of a shape before the next shape's rotation."
+)
 @click.option("--out", type=click.Path(file_okay=False), help="Folder for document and figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def layer(as_json: bool, out: str | None, **given: Any) -> None:
@@ -213,6 +216,7 @@ def _job(given: dict[str, Any], out: str | None) -> Job:
         gemms=given["gemms"],
         limit=given["limit"],
         direction=given["direction"],
+        by_shape=given["by_shape"],
     )
     words = ["mok", *sys.argv[1:]] if sys.argv[1:2] == ["bench"] else ["mok", "bench", "layer"]
     target = "" if out is None else str(Path(out) / DOCUMENT)

@@ -31,7 +31,7 @@ class Options:
 
     seconds: of a tight loop, 0 for no loops; rounds: 0 for no rotation; limit: seconds after which
     no new step begins. direction: "forward", "backward" or "both" of every contender; None for
-    those that each one names.
+    those that each one names. by_shape: each shape's rotation and loops before the next shape.
     """
 
     shapes: tuple[Shape, ...]
@@ -49,6 +49,7 @@ class Options:
     gemms: bool = False
     limit: float | None = None
     direction: str | None = None
+    by_shape: bool = False
 
 
 class RunEnded(Exception):

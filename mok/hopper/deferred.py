@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from mok.checks import ErrorRecord, routing_message
 from mok.dispatch import Schedule, clean_topk, make_schedule
 
 
@@ -30,14 +31,19 @@ class DeferredSchedule:
         ranks = 1 if self.group is None else dist.get_world_size(self.group)
         return self.num_local_experts * ranks
 
-    def on_host(self) -> Schedule:
-        """The portable schedule of the same ids. Collective and a wait at the first call."""
+    def on_host(self, errors: ErrorRecord | None = None) -> Schedule:
+        """The portable schedule of the same ids. Collective and a wait at the first call.
+
+        errors: where bad ids are recorded; None if a Hopper forward has counted them.
+        """
         if not self._made:
-            cleaned, _ = clean_topk(self.topk_TK, self.num_experts)
+            cleaned, bad = clean_topk(self.topk_TK, self.num_experts)
+            if errors is not None and bool(bad.any()):
+                errors.set(routing_message(bad, self.topk_TK, self.num_experts))
             self._made.append(make_schedule(cleaned, self.num_local_experts, self.group))
         return self._made[0]
 
 
-def on_host(schedule: Schedule | DeferredSchedule) -> Schedule:
+def on_host(schedule: Schedule | DeferredSchedule, errors: ErrorRecord | None = None) -> Schedule:
     """The portable schedule, made now if it was deferred. Collective then."""
-    return schedule.on_host() if isinstance(schedule, DeferredSchedule) else schedule
+    return schedule.on_host(errors) if isinstance(schedule, DeferredSchedule) else schedule

@@ -22,28 +22,54 @@ SCHEDULE_THREADS = 256
 """Threads of a CTA of the kernels before `forward` (csrc/moe/schedule.cuh)."""
 
 
+LEFT_FREE = 20
+"""Multiprocessors beside the kernel that waits for peers to come; NCCL takes up to 32 blocks, and
+they may come one after another."""
+
+
 def launch(
-    workspace: HopperWorkspace, problem: Problem, *, saved: int | None, num_sms: int = 0
+    workspace: HopperWorkspace,
+    problem: Problem,
+    *,
+    saved: int | None,
+    num_sms: int = 0,
+    count_bad: bool = True,
 ) -> Results:
     """out, and g and u of one rank. Collective over the workspace's ranks.
 
     saved: rows of g and u to keep (layout.saved_rows), None for nothing. num_sms: CTAs, 0 for one
-    on each multiprocessor; at most so many are used. Raises InputError for other sizes than the
-    workspace's, and what workspace.raise_pending does.
+    on each multiprocessor; at most so many are used. count_bad: False for ids that were counted
+    before. Raises InputError for other sizes than the workspace's, and what workspace.raise_pending
+    does; with peers, who wait for this call, RoutingError only when it has been launched.
     """
-    workspace.raise_pending()
+    alone = workspace.sizes.ranks == 1
+    workspace.raise_failed()
+    bad = workspace.counted_bad()
+    if alone:
+        workspace.raise_bad(bad)
     packing.check_fits(workspace, problem)
     given = packing.aligned(problem)
     tokens = given.x.shape[0]
     with on_device_of(workspace):
         results = packing.make_results(given, saved)
-        if tokens == 0 and workspace.sizes.ranks == 1:
+        if tokens == 0 and alone:
             return results
         record = packing.pack(workspace, given, results)
         ids = (given.topk if tokens else None, None)
-        workspace.begin()
-        launch_kernels([workspace], record, None, ids, num_sms)
-        workspace.end()
+        with workspace.chain.lock:
+            workspace.begin()
+            try:
+                launch_kernels([workspace], record, None, ids, num_sms)
+                if count_bad:
+                    count_bad_ids(workspace)
+            except BaseException as error:
+                if not alone:
+                    workspace.break_off(error)
+                raise
+            finally:
+                workspace.end()
+    if not alone:
+        workspace.raise_bad(bad)
     return results
 
 
@@ -75,7 +101,12 @@ def launch_kernels(
     staging = 2 * first.num_sms if sizes.ranks > 1 else min(first.num_sms, 8)
     block = SCHEDULE_THREADS
     kernels.publish.launch(one, many, *ids, grid=(own_chunks, ranks_here), block=block)
-    kernels.count.launch(one, many, grid=(chunks, ranks_here), block=block)
+    # It waits until all peers have come to this launch, which they may do only after a collective
+    # that needs room here. What comes later waits for nobody who has not come.
+    counting = min(chunks, max(1, (num_sms or first.num_sms) - LEFT_FREE))
+    if sizes.ranks == ranks_here:
+        counting = chunks
+    kernels.count.launch(one, many, grid=(counting, ranks_here), block=block)
     kernels.scan.launch(one, many, grid=(sizes.experts, ranks_here), block=block)
     kernels.place.launch(one, many, grid=(chunks, ranks_here), block=block)
     kernels.enter.launch(one, many, grid=(staging, ranks_here), block=block)
@@ -87,8 +118,6 @@ def launch_kernels(
         block=records.THREADS,
         shared=records.SHARED_BYTES,
     )
-    for workspace in workspaces:
-        count_bad_ids(workspace)
 
 
 def grid_size(sms: int, num_sms: int, ranks_here: int) -> int:

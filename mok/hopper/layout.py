@@ -147,8 +147,12 @@ def saved_rows(tokens: int, sizes: Sizes) -> int:
 
 
 def one_rank_saved_rows(tokens: int, slots: int, experts: int) -> int:
-    """saved_rows of one rank; plain arithmetic, so that symbolic sizes pass through."""
-    return (tokens * slots + experts * (BLOCK - 1)) // BLOCK * BLOCK
+    """saved_rows of one rank; plain arithmetic, so that symbolic sizes pass through.
+
+    Every expert that has rows may end in a block of its own.
+    """
+    routes = tokens * slots
+    return (routes + min(experts, routes) * (BLOCK - 1)) // BLOCK * BLOCK
 
 
 @dataclass(frozen=True)

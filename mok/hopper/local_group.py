@@ -15,7 +15,7 @@ import torch
 
 from mok.errors import InputError
 from mok.hopper import packing, records
-from mok.hopper.forward import launch_kernels, on_device_of
+from mok.hopper.forward import count_bad_ids, launch_kernels, on_device_of
 from mok.hopper.layout import Segments, Sizes, make_layout, saved_rows
 from mok.hopper.packing import Problem, Results
 from mok.hopper.workspace import (
@@ -100,6 +100,7 @@ def launch_local_group(
             workspace.begin()
         launch_kernels(workspaces, packed[0], many, (None, ids), num_sms)
         for workspace in workspaces:
+            count_bad_ids(workspace)
             workspace.end()
     return results
 

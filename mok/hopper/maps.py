@@ -90,7 +90,10 @@ def weight_spec(weight_EOI: torch.Tensor, box_rows: int) -> MapSpec:
             f"{list(weight_EOI.stride())}; allowed: bfloat16 [E, out, in], contiguous along in."
         )
     experts, outputs, inputs = weight_EOI.shape
-    strides = (weight_EOI.stride(1) * _BYTES, weight_EOI.stride(0) * _BYTES)
+    row, expert = weight_EOI.stride(1), weight_EOI.stride(0)
+    if experts == 1:
+        expert = outputs * row  # torch may say anything of a dimension of size 1
+    strides = (row * _BYTES, expert * _BYTES)
     return MapSpec(weight_EOI.data_ptr(), (inputs, outputs, experts), strides, (64, box_rows, 1))
 
 

@@ -101,12 +101,17 @@ def check_fits(workspace: HopperWorkspace, problem: Problem) -> None:
 
 
 def make_results(problem: Problem, saved: int | None) -> Results:
-    """Fresh tensors for a call. saved: rows of g and u to keep; None keeps nothing."""
+    """Fresh tensors for a call. saved: rows of g and u to keep; None keeps nothing.
+
+    A rank whose experts get no rows still has one block of them: what it saves of the shared expert
+    depends on saving at all.
+    """
     x = problem.x
     out = torch.empty_like(x)
     if saved is None:
         return Results(out)
-    gate, up = (x.new_empty((saved, problem.gate.shape[1])) for _ in range(2))
+    rows = max(saved, BLOCK)
+    gate, up = (x.new_empty((rows, problem.gate.shape[1])) for _ in range(2))
     if problem.shared is None:
         return Results(out, gate, up)
     shape = (x.shape[0], problem.shared[0].shape[0])
@@ -131,7 +136,7 @@ def pack(workspace: HopperWorkspace, problem: Problem, results: Results) -> reco
         "hidden_out": maps.rows_spec(hidden, ring_rows, sizes.width, 16),
         "down": maps.weight_spec(problem.down, 256),
     }
-    save = results.gate is not None and results.up is not None and results.gate.numel() > 0
+    save = results.gate is not None and results.up is not None
     if save:
         assert results.gate is not None
         assert results.up is not None

@@ -51,10 +51,13 @@ def run_forward(
     *,
     save: bool,
 ) -> Results:
-    """out and, with `save`, g and u up to the default capacity. Collective over the group."""
-    workspace = _workspace(pool, group, problem, knobs)
+    """out and, with `save`, g and u up to the default capacity.
+
+    A launch with peers, but no collective, unless the group's memory has to be made for this shape.
+    """
+    workspace, num_sms = _workspace(pool, group, problem, knobs)
     rows = saved_rows(problem.x.shape[0], workspace.sizes) if save else None
-    return launch(workspace, problem, saved=rows, num_sms=knobs.num_sms)
+    return launch(workspace, problem, saved=rows, num_sms=num_sms)
 
 
 def recompute(
@@ -64,24 +67,25 @@ def recompute(
     rows: int | None,
     knobs: Knobs,
 ) -> Results:
-    """g and u again, bit for bit; `out` is not to be used. Collective over the group.
+    """g and u again, bit for bit; `out` is not to be used. A launch with peers, as run_forward.
 
     rows: how many padded rows to keep, None for the default capacity. Only gate and up weights of
     `problem` count: the down weights may be anything of their shape (stand_in_down).
     """
-    workspace = _workspace(pool, group, problem, knobs)
+    workspace, num_sms = _workspace(pool, group, problem, knobs)
     kept = saved_rows(problem.x.shape[0], workspace.sizes) if rows is None else rows
-    return launch(workspace, problem, saved=kept, num_sms=knobs.num_sms)
+    return launch(workspace, problem, saved=kept, num_sms=num_sms, count_bad=False)
 
 
 def _workspace(
     pool: WorkspacePool, group: dist.ProcessGroup | None, problem: Problem, knobs: Knobs
-) -> HopperWorkspace:
+) -> tuple[HopperWorkspace, int]:
+    """The workspace and num_sms: as the caller said, or as a table says where nobody did."""
     device = problem.x.device
     tokens, hidden = problem.x.shape
     experts, width = problem.gate.shape[:2]
     sizes = Sizes(
-        max_tokens=tokens if group is None else agree_most(group, device, tokens),
+        max_tokens=tokens,
         slots=problem.topk.shape[1],
         experts=experts,
         hidden=hidden,
@@ -89,7 +93,10 @@ def _workspace(
         shared_width=0 if problem.shared is None else problem.shared[0].shape[0],
         ranks=1 if group is None else dist.get_world_size(group),
     )
-    return pool.get(sizes, knobs.segments(width), group, device)
+    chosen = pool.tuned(sizes, device) if knobs == Knobs() else None
+    if chosen is not None:
+        return pool.get(sizes, chosen.segments, group, device), chosen.num_sms
+    return pool.get(sizes, knobs.segments(width), group, device), knobs.num_sms
 
 
 def stand_in_down(gate: torch.Tensor) -> torch.Tensor:

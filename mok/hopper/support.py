@@ -32,6 +32,24 @@ def check_backend(backend: str) -> None:
         )
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether torch's current stream is recorded into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture(device: torch.device, what: str = "a workspace cannot be made") -> None:
+    """Raises InputError inside a CUDA graph capture: a replay would clear flags and counters.
+
+    what: that cannot be done there, as the beginning of a sentence.
+    """
+    if capturing(device):
+        raise InputError(
+            f"{what} while a CUDA graph is captured; allowed: before it. Call the layer once with "
+            "as many tokens, or get_workspace with max_tokens, beforehand; with a group on all "
+            "ranks, and without MOK_CHECK=1."
+        )
+
+
 def device_problem(device: torch.device) -> str | None:
     """Why no kernel of the Hopper backend can run on a device; None if they can."""
     if device.type != "cuda":

@@ -12,34 +12,44 @@ import dataclasses
 import importlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from mok.errors import InputError, UnsupportedError
+from mok import checks
+from mok.errors import InputError, MoKError, UnsupportedError
+from mok.hopper import support
+from mok.hopper.chains import Chain
 from mok.hopper.layout import Segments, Sizes, make_layout
-from mok.hopper.workspace import (
-    HopperWorkspace,
-    Timeouts,
-    assemble,
-    clear_symmetric,
-    load_kernels,
-    refuse_capture,
-)
+from mok.hopper.timeouts import Timeouts, wanted_timeouts
+from mok.hopper.workspace import HopperWorkspace, assemble, clear_symmetric, load_kernels
 
 _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+_Made = TypeVar("_Made")
+
+_GROUPS: dict[str, list[weakref.ref[Any]]] = {}
+"""Groups that had memory, by name: torch gives names again, and never forgets what it knew by one.
+
+Process-wide because torch's own table is.
+"""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs. device: a name that is the GPU's own, whatever its index here."""
+    """Where a rank runs. device: a name that is the GPU's own, whatever its index here.
+
+    problem: why this rank cannot run the kernels at all, or None.
+    """
 
     host: str
     device: str
+    problem: str | None = None
 
 
 def place_of(device: torch.device) -> Place:
@@ -47,14 +57,18 @@ def place_of(device: torch.device) -> Place:
     name = str(device)
     if device.type == "cuda":
         name = str(torch.cuda.get_device_properties(device).uuid)
-    return Place(socket.gethostname(), name)
+    return Place(socket.gethostname(), name, support.device_problem(device))
 
 
 def places_problem(places: Sequence[Place]) -> str | None:
     """Why ranks at these places cannot share memory; None if they can."""
+    for rank, place in enumerate(places):
+        if place.problem is not None:
+            return f"rank {rank} cannot run it: {place.problem}"
     hosts = sorted({place.host for place in places})
     if len(hosts) > 1:
         return f"the group's ranks are on {len(hosts)} hosts ({', '.join(hosts[:4])}); it takes one"
+    # On one host a GPU's name is enough.
     first: dict[Place, int] = {}
     for rank, place in enumerate(places):
         if place in first:
@@ -81,6 +95,15 @@ def agree_most(group: dist.ProcessGroup, device: torch.device, value: int) -> in
     return int(sent.item())
 
 
+def agree_range(group: dist.ProcessGroup, device: torch.device, value: int) -> tuple[int, int]:
+    """The smallest and the largest of the ranks' values. Collective; waits for the device."""
+    where = torch.device("cpu") if "gloo" in dist.get_backend(group) else device
+    sent = torch.tensor([-value, value], dtype=torch.int64, device=where)
+    dist.all_reduce(sent, op=dist.ReduceOp.MAX, group=group)
+    least, most = sent.tolist()
+    return -least, most
+
+
 @contextmanager
 def without_multicast() -> Iterator[None]:
     """Symmetric memory that is made inside has no multicast address."""
@@ -102,12 +125,14 @@ def open_symmetric(
     *,
     segments: Segments | None = None,
     timeouts: Timeouts | None = None,
+    chain: Chain | None = None,
 ) -> HopperWorkspace:
     """The workspace of one rank of a group. Collective; max_tokens becomes the ranks' largest.
 
-    Raises UnsupportedError, on all ranks, where two ranks share a GPU or not all are on one host.
+    chain: of all launches of groups on this device. Raises UnsupportedError, on all ranks, where
+    two ranks share a GPU, not all are on one host, or one of them cannot have its memory.
     """
-    refuse_capture(device)
+    support.refuse_capture(device)
     ranks = dist.get_world_size(group)
     if sizes.ranks != ranks:
         raise InputError(
@@ -120,39 +145,93 @@ def open_symmetric(
     most = agree_most(group, device, sizes.max_tokens)
     layout = make_layout(dataclasses.replace(sizes, max_tokens=most), segments)
     with torch.inference_mode(False), torch.no_grad():
-        kernels = load_kernels(device)
-        memory, bases, handle = _share(layout.symmetric_bytes, group, device)
-        clear_symmetric(memory, layout)
-        made = assemble(
-            layout,
-            device,
-            dist.get_rank(group),
-            memory,
-            bases,
-            kernels,
-            timeouts or Timeouts(),
-            keep=handle,
-        )
-        # No peer may write flags before they are cleared.
-        torch.cuda.synchronize(device)
-        dist.barrier(group)
-    return made
+        symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        kernels = _together(lambda: load_kernels(device), group, device)
+        with without_multicast():
+            memory = _together(
+                lambda: symmetric.empty(layout.symmetric_bytes, dtype=torch.uint8, device=device),
+                group,
+                device,
+            )
+            handle = _rendezvous(symmetric, memory, group)
+
+        def assembled() -> HopperWorkspace:
+            bases = _bases(memory, handle, dist.get_rank(group))
+            clear_symmetric(memory, layout)
+            limits = wanted_timeouts(timeouts)
+            made = assemble(
+                layout,
+                device,
+                dist.get_rank(group),
+                memory,
+                bases,
+                kernels,
+                limits,
+                keep=handle,
+                chain=chain,
+            )
+            torch.cuda.synchronize(device)
+            return made
+
+        # No peer may write flags before they are cleared, so none goes on before all are here.
+        return _together(assembled, group, device)
 
 
-def _share(
-    nbytes: int, group: dist.ProcessGroup, device: torch.device
-) -> tuple[torch.Tensor, tuple[int, ...], object]:
-    """This rank's bytes, the address of every rank's here, and what keeps them mapped."""
-    symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
-    with without_multicast():
-        memory = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
-        handle = symmetric.rendezvous(memory, group)
+def _together(step: Callable[[], _Made], group: dist.ProcessGroup, device: torch.device) -> _Made:
+    """What a rank does by itself while all do: if it fails on one, all raise. Collective."""
+    done: list[_Made] = []
+
+    def check() -> None:
+        try:
+            done.append(step())
+        except MoKError:
+            raise
+        except RuntimeError as error:  # out of memory among them
+            raise UnsupportedError(
+                f"the Hopper backend's memory could not be made: {error}. Make it for fewer "
+                "tokens with get_workspace(..., max_tokens=N), or pass backend='portable'."
+            ) from error
+
+    checks.checked("workspace", check, group, device)
+    return done[0]
+
+
+def _rendezvous(symmetric: Any, memory: torch.Tensor, group: dist.ProcessGroup) -> Any:
+    """Maps the ranks' memory into each other. Collective.
+
+    torch keeps the store of a group by the group's name. A group that was destroyed and made anew
+    has the old one's name, and would meet in a store whose ranks are gone: it gets a name of ours.
+    """
+    name = str(group.group_name)
+    known = _GROUPS.setdefault(name, [])
+    place = next((i for i, one in enumerate(known) if one() is group), None)
+    if place is None:
+        place = len(known)
+        known.append(weakref.ref(group))
+        if place > 0:
+            symmetric._SymmetricMemory.set_group_info(
+                _own_name(name, place),
+                dist.get_rank(group),
+                dist.get_world_size(group),
+                dist.PrefixStore("mok", distributed_c10d._get_process_group_store(group)),
+            )
+    if place == 0:
+        return symmetric.rendezvous(memory, group)
+    return symmetric._SymmetricMemory.rendezvous(memory, _own_name(name, place))
+
+
+def _own_name(name: str, place: int) -> str:
+    return f"mok/{name}/{place}"
+
+
+def _bases(memory: torch.Tensor, handle: Any, rank: int) -> tuple[int, ...]:
+    """The address of every rank's memory as this device sees it."""
     # The tensor may lie inside a larger buffer, at the same place on every rank.
     offset = int(getattr(handle, "offset", 0))
     bases = tuple(int(pointer) + offset for pointer in handle.buffer_ptrs)
-    if bases[dist.get_rank(group)] != memory.data_ptr():
+    if bases[rank] != memory.data_ptr():
         raise UnsupportedError(
             "torch's symmetric memory gives this rank another address than its tensor has "
-            f"({bases[dist.get_rank(group)]:#x}, {memory.data_ptr():#x}); pass backend='portable'."
+            f"({bases[rank]:#x}, {memory.data_ptr():#x}); pass backend='portable'."
         )
-    return memory, bases, handle
+    return bases

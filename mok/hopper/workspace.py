@@ -3,8 +3,8 @@
 It exists because rings, flags and counters outlive a launch: flags are epochs that only grow, so
 they are zeroed once, here, and never between launches. A workspace is made for a largest number of
 tokens and shared by layers of one shape; tokens may change at every call. Launches that use it are
-chained across streams in the order in which the host makes them. Refuses to go on after a failed
-wait: what the rings hold then is unknown.
+chained across streams in the order in which the host makes them (mok/hopper/chains.py). Refuses to
+go on after a failed wait: what the rings hold then is unknown.
 """
 
 from __future__ import annotations
@@ -17,22 +17,17 @@ import torch
 
 from mok.errors import ExchangeError, InputError, RoutingError
 from mok.hopper import records
+from mok.hopper.chains import Chain
 from mok.hopper.layout import Layout, Region, Segments, Sizes, make_layout
 from mok.hopper.maps import MapCache
+from mok.hopper.support import capturing, refuse_capture
+from mok.hopper.timeouts import Timeouts, wanted_timeouts
 from mok.launching import Kernel
 from mok.loading import load
 
 SCHEDULE = "moe/schedule.cu"
 ENTER = "moe/enter.cu"
 FORWARD = "moe/forward.cu"
-
-
-@dataclass(frozen=True)
-class Timeouts:
-    """Seconds. enter: until a peer begins the same launch; inside: of any wait in a launch."""
-
-    enter: float = 600.0
-    inside: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -67,11 +62,11 @@ class _Use:
     """What changes while a workspace is used."""
 
     closed: bool = False
+    broken: str = ""
     captured: bool = False
     reported: int = 0
-    stream: int | None = None
+    late: str | None = None
     seen: set[int] = field(default_factory=set)
-    event: torch.cuda.Event | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +91,7 @@ class HopperWorkspace:
     maps: MapCache = field(default_factory=MapCache)
     timeouts: Timeouts = field(default_factory=Timeouts)
     keep: object = None  # what holds memory of peers
+    chain: Chain = field(default_factory=Chain)
     _use: _Use = field(default_factory=_Use)
 
     @property
@@ -130,25 +126,49 @@ class HopperWorkspace:
         """The symmetric memory of all ranks, as this device sees it."""
         return peers_at(self.layout, self.bases)
 
-    def raise_pending(self) -> None:
-        """Raises for what earlier launches left; does not wait for those that still run.
+    def raise_failed(self) -> None:
+        """Raises ExchangeError after a failed wait or a launch that broke off, or when closed.
 
-        ExchangeError after a failed wait, or when the workspace is closed. RoutingError once for
-        bad expert ids.
+        Does not wait for launches that still run, but for its error, which names ranks that are
+        behind, until they have drained.
         """
         if self._use.closed:
             raise ExchangeError(
                 "this workspace is closed; allowed: one that is open. Get a new one from "
                 "get_workspace or create_workspace."
             )
+        if self._use.broken:
+            raise ExchangeError(
+                f"a launch broke off after it had begun ({self._use.broken}), and its peers wait "
+                "for it. Call mok.functional.clear_workspace_cache() on all ranks, or create the "
+                "workspace anew."
+            )
         failed = records.failed_wait(ctypes.string_at(self.failure.data_ptr(), 32))
         if failed is not None:
+            if self._use.late is None:
+                self._use.late = late_ranks(self)
             raise ExchangeError(
-                f"a launch gave up: {failed}. Its results, and those of later launches, are not to "
-                "be used. See that every rank makes the same calls and is alive, then call "
-                "mok.functional.clear_workspace_cache(), or create the workspace anew."
+                f"a launch gave up: {failed}.{self._use.late} Its results, and those of later "
+                "launches, are not to be used. See that every rank makes the same calls and is "
+                "alive, then call mok.functional.clear_workspace_cache() on all, or create the "
+                "workspace anew."
             )
-        count = int(self.bad[1][0])
+
+    def break_off(self, error: BaseException) -> None:
+        """Refuses the workspace: some kernels of a launch have gone to the device, others not."""
+        self._use.broken = f"{type(error).__name__}: {error}"
+
+    def raise_pending(self) -> None:
+        """raise_failed, then RoutingError once for bad expert ids of launches that have ended."""
+        self.raise_failed()
+        self.raise_bad(self.counted_bad())
+
+    def counted_bad(self) -> int:
+        """Bad ids of all launches that have ended, as far as the host knows."""
+        return int(self.bad[1][0])
+
+    def raise_bad(self, count: int) -> None:
+        """RoutingError if `count`, from counted_bad, is more than what was raised before."""
         if count > self._use.reported:
             new, self._use.reported = count - self._use.reported, count
             raise RoutingError(
@@ -167,35 +187,32 @@ class HopperWorkspace:
 
     def begin(self) -> None:
         """Called before a launch's kernels, with the stream they go to as torch's current one."""
-        self.raise_pending()
+        self.raise_failed()
         if self.device.type != "cuda":
             return
         stream = torch.cuda.current_stream(self.device)
-        capturing = torch.cuda.is_current_stream_capturing()
-        use = self._use
-        if capturing:
-            # An event from outside cannot be waited for in a capture; replays are the caller's.
-            use.captured = True
-        elif use.event is not None and use.stream != stream.cuda_stream:
-            stream.wait_event(use.event)
-        if not capturing and stream.cuda_stream not in use.seen:
-            use.seen.add(stream.cuda_stream)
+        self.chain.before(stream)
+        if capturing(self.device):
+            self._use.captured = True
+        elif stream.cuda_stream not in self._use.seen:
+            self._use.seen.add(stream.cuda_stream)
             for tensor in (self.local, self.symmetric, self.bad[0]):
                 tensor.record_stream(stream)
 
     def end(self) -> None:
         """Called after a launch's kernels, on the same stream as begin."""
-        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            return
-        stream = torch.cuda.current_stream(self.device)
-        use = self._use
-        if use.event is None:
-            use.event = torch.cuda.Event()
-        use.event.record(stream)
-        use.stream = stream.cuda_stream
+        if self.device.type == "cuda":
+            self.chain.after(torch.cuda.current_stream(self.device))
 
     def close(self) -> None:
-        """Refuses further launches. Memory goes when the object does, and no graph may need it."""
+        """Refuses further launches. Memory goes when the object does, and no graph may need it.
+
+        Waits for what was launched: until then the device may write into host memory that torch
+        would give to somebody else. That ends, since every wait of a launch does.
+        """
+        used = self.device.type == "cuda" and (self._use.captured or self._use.seen)
+        if used and not self._use.closed and not capturing(self.device):
+            torch.cuda.synchronize(self.device)
         self._use.closed = True
         self.maps.clear()
 
@@ -220,6 +237,37 @@ def peers_at(layout: Layout, bases: Sequence[int]) -> tuple[records.Peer, ...]:
     )
 
 
+def late_ranks(workspace: HopperWorkspace) -> str:
+    """Which peers had not come as far as this rank, in words, for the error of a failed wait.
+
+    The wait that failed first may be one for this rank's own rows, though a peer is the reason.
+    """
+    if workspace.sizes.ranks == 1 or capturing(workspace.device):
+        return ""
+    counters = workspace.words("counters")[: records.COUNTER_HEAD].tolist()
+    flags = region_of(workspace.symmetric, workspace.layout.symmetric["flags"])
+    by_kind = flags.view(torch.int32).view(records.FLAGS, records.MAX_RANKS).tolist()
+    epochs = (records.COUNT_SCHEDULE, records.COUNT_EPOCH, records.COUNT_EPOCH)
+    told: list[str] = []
+    named: set[int] = set()
+    for kind, (what, epoch) in enumerate(zip(_NOT_YET, epochs, strict=True)):
+        for rank in range(workspace.sizes.ranks):
+            # Epochs wrap around, as in csrc/moe/waits.cuh.
+            behind = (by_kind[kind][rank] - counters[epoch]) % 2**32 >= 2**31
+            if behind and rank not in {workspace.rank, *named}:
+                named.add(rank)
+                told.append(f" rank {rank} {what}.")
+    return "".join(told)
+
+
+_NOT_YET = (
+    "has not given its expert ids",
+    "has not entered the launch",
+    "has not given all its results",
+)
+"""What a flag that is behind means, by its kind (csrc/moe/rank.cuh)."""
+
+
 def clear_symmetric(symmetric: torch.Tensor, layout: Layout) -> None:
     """Zeroes what has to be zero before any peer's first launch."""
     for name in ("flags", "ids"):
@@ -241,6 +289,7 @@ def assemble(
     timeouts: Timeouts,
     keep: object = None,
     maps: MapCache | None = None,
+    chain: Chain | None = None,
 ) -> HopperWorkspace:
     """A workspace on symmetric memory that is there and cleared; allocates the local part."""
     on_gpu = device.type == "cuda"
@@ -249,6 +298,9 @@ def assemble(
     table = bytearray(records.table(peers_at(layout, bases)))
     region_of(local, layout.local["peers"]).copy_(torch.frombuffer(table, dtype=torch.uint8))
     sms = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
+    order = chain or Chain()
+    if on_gpu:  # the first launch may be on another stream than what was zeroed and copied here
+        order.after(torch.cuda.current_stream(device))
     return HopperWorkspace(
         layout,
         device,
@@ -266,16 +318,8 @@ def assemble(
         MapCache() if maps is None else maps,
         timeouts,
         keep,
+        order,
     )
-
-
-def refuse_capture(device: torch.device) -> None:
-    """Raises InputError inside a CUDA graph capture: a replay would clear flags and counters."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise InputError(
-            "a workspace cannot be made while a CUDA graph is captured; allowed: before it. Call "
-            "the layer once with as many tokens, or get_workspace with max_tokens, beforehand."
-        )
 
 
 def open_workspace(
@@ -297,4 +341,5 @@ def open_workspace(
         clear_symmetric(symmetric, layout)
         bases = (symmetric.data_ptr(),)
         kernels = load_kernels(device)
-        return assemble(layout, device, 0, symmetric, bases, kernels, timeouts or Timeouts())
+        limits = wanted_timeouts(timeouts)
+        return assemble(layout, device, 0, symmetric, bases, kernels, limits)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from degree_script import load_degrees, load_problem
 
 import mok
-from mok.hopper.layout import size_problem
+from mok.hopper.layout import Segments, size_problem
 from verify import builtin
 from verify.builtin import covered
 from verify.cases import Case
+from verify.errors import UnsupportedError
 from verify.plans import RunOptions
 from verify.running import run
 from verify.sources import source_files
@@ -26,6 +31,7 @@ FILE = Path(mok.__file__).parent.parent / "ci" / "gpu" / "hopper_cases.py"
 
 @pytest.fixture(scope="module")
 def cases() -> Iterator[ModuleType]:
+    load_degrees()  # `verify run` has the file's folder on its path
     spec = importlib.util.spec_from_file_location("hopper_cases_under_test", FILE)
     assert spec is not None
     assert spec.loader is not None
@@ -55,7 +61,7 @@ def test_the_kernel_takes_these_cases_and_of_the_built_in_ones_that_for_timing(
     cases: ModuleType,
 ) -> None:
     made = cases_in(cases)
-    assert len(made) == 3 + 7
+    assert len(made) == 4 + 7
     assert {case.name: _problem(case) for case in made} == dict.fromkeys(c.name for c in made)
     taken = [case for case in (*builtin.CASES, *builtin.BY_NAME) if _problem(case) is None]
     assert taken == [builtin.MOE_1024]
@@ -74,6 +80,85 @@ def test_every_case_promises_what_ci_asks_of_it(cases: ModuleType) -> None:
     assert cases.FORWARD.claims.count("graph") == 1
     assert set(cases.LAYER.claims) >= {"repeat", "process", "schedule", "ep", "reference"}
     assert not any(case.golden for case in cases_in(cases))
+
+
+def test_the_case_of_degrees_varies_each_of_them_and_brings_about_what_is_hard(
+    cases: ModuleType,
+) -> None:
+    degrees, problems, case = load_degrees(), load_problem(), cases.DEGREES
+    assert {*case.vary["degree"], cases.DEGREE} == {0, 1, 2, 4, 8, 64}
+    assert {one["num_sms"] for one in case.schedule if "num_sms" in one} == {1, 2, 7, 132}
+    assert set(case.claims) >= {"vary", "schedule", "contention", "repeat", "process"}
+    tensors = prepare(case).tensors
+    assert torch.equal(tensors["topk_experts"], problems.whole_problem().topk)
+    rows = torch.bincount(tensors["topk_experts"].clamp(min=0).view(-1), minlength=problems.E)
+    assert int(rows[problems.CROWDED]) == problems.T
+    assert problems.T % 128 == 64
+    assert int(rows[-1]) == 0
+    whole = cases.whole_problem(**tensors)
+    for degree in degrees.DEGREES:
+        parts = problems.split(whole, problems.shares(whole, degree))
+        assert torch.equal(torch.cat([part.x for part in parts]), whole.x)
+        assert torch.equal(torch.cat([part.down for part in parts]), whole.down)
+        assert len(parts) == max(1, degree)
+    with pytest.raises(UnsupportedError, match="--device cuda"):
+        case.execute(**tensors)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+
+def test_an_execution_without_what_is_hard_is_an_error(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    degrees, case = load_degrees(), cases.DEGREES
+    tensors = prepare(case).tensors
+    tensors["x"] = tensors["x"].as_subclass(OnGpu)
+    opened, facts = [], [degrees.Facts((0, 5, 7), 9, 4, 2, 3, 1, 1)]
+
+    def open_ranks(degree: int, sizes: object, device: object, segments: object) -> object:
+        opened.append((degree, sizes.ranks, segments))  # type: ignore[attr-defined]
+        return SimpleNamespace(workspaces=(), wait=lambda: None)
+
+    def run(ranks: object, parts: list[Any], num_sms: int) -> torch.Tensor:
+        assert sum(part.x.shape[0] for part in parts) == tensors["x"].shape[0]
+        return torch.full((1,), num_sms)
+
+    monkeypatch.setattr(cases, "_RANKS", {})
+    for name, made in (("open_ranks", open_ranks), ("run", run)):
+        monkeypatch.setattr(cases.degrees, name, made)
+    monkeypatch.setattr(cases.degrees, "facts_of", lambda workspaces, tokens: facts[0])
+    assert case.execute(**tensors, degree=8, num_sms=7).item() == 7
+    case.execute(**tensors, degree=8)
+    case.execute(**tensors)
+    assert opened == [(n, n, degrees.SMALLEST) for n in (8, cases.DEGREE)]  # made once
+    facts[0] = replace(facts[0], wraps_h=1)
+    with pytest.raises(RuntimeError, match="degree 8 ran without a ring of hidden rows"):
+        case.execute(**tensors, degree=8)
+    for segments in (degrees.SEGMENTS[1], None):
+        case.execute(**tensors, degree=8, segments=segments)
+    assert [segments for *_, segments in opened[2:]] == [Segments(1, 2), None]
+
+
+def test_what_did_not_occur_is_named_and_nothing_else() -> None:
+    degrees = load_degrees()
+    good = degrees.Facts((0, 5, 7), 9, 4, 2, 3, 1, 1)
+    assert degrees.lacking(good) == []
+    assert degrees.lacking(degrees.Facts((12,), 9, 4, 2, 3, 1, 1)) == []
+    for changed, word in (
+        ({"wraps_x": 1}, "ring of rows"),
+        ({"wraps_h": 1}, "ring of hidden"),
+        ({"tails": 0}, "tail"),
+        ({"empty_experts": 0}, "without rows"),
+        ({"crossing": 0}, "border"),
+        ({"tokens": (1, 5, 7)}, "without tokens"),
+    ):
+        (told,) = degrees.lacking(replace(good, **changed))
+        assert word in told
+    assert len(degrees.lacking(degrees.Facts((3, 3), 0, 0, 0, 0, 0, 0))) == 7
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from mok import engine
 from mok.dispatch import clean_topk, make_schedule
@@ -112,17 +113,29 @@ def small_problem(
 
 
 def simulated_launch(
-    workspace: HopperWorkspace, problem: Problem, *, saved: int | None, num_sms: int = 0
+    workspace: HopperWorkspace,
+    problem: Problem,
+    *,
+    saved: int | None,
+    num_sms: int = 0,
+    count_bad: bool = True,
+    group: dist.ProcessGroup | None = None,
 ) -> Results:
     """A forward with the Hopper backend's results, computed by the portable one.
 
-    Padding of saved rows is NaN, so that whoever reads it shows.
+    Padding of saved rows is NaN, so that whoever reads it shows. Bad ids reach the host at once.
     """
     del num_sms
-    workspace.raise_pending()
+    workspace.raise_failed()
+    before = workspace.counted_bad()
+    if group is None:
+        workspace.raise_bad(before)
     check_fits(workspace, problem)
     experts = problem.gate.shape[0]
-    schedule = make_schedule(clean_topk(problem.topk, experts)[0], experts, None)
+    topk, bad = clean_topk(problem.topk, experts * workspace.sizes.ranks)
+    if count_bad:
+        workspace.bad[1].add_(bad.sum().to(torch.int32))
+    schedule = make_schedule(topk, experts, group)
     own = problem.shared
     found = engine.forward_pass(
         problem.x,
@@ -130,8 +143,10 @@ def simulated_launch(
         schedule,
         engine.expert_weights(problem.gate, problem.up, problem.down),
         engine.shared_weights(*(own or (None, None, None))),
-        engine.Settings(None, problem.limit, 4096),
+        engine.Settings(group, problem.limit, 4096),
     )
+    if group is not None:
+        workspace.raise_bad(before)
     if saved is None:
         return Results(found.out)
     rows = padded_rows(schedule.rows_E, problem.x.device)

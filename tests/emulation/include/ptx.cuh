@@ -21,6 +21,7 @@ INLINE void barrier_wait(u32 barrier, u32 parity) { emu::barrier_wait(barrier, p
 INLINE void named_barrier(u32 id, u32 threads) { emu::bar_sync(id, threads); }
 
 INLINE void tma_prefetch(const void *map) { (void)map; }
+INLINE void tma_acquire_map(const void *map) { (void)map; }
 INLINE void tma_load_2d(u32 to, const void *map, u32 barrier, int x, int y) {
   emu::tma_load(to, map, barrier, x, y, 0);
 }

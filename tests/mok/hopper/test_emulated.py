@@ -9,13 +9,14 @@ import ctypes
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import emulation
 import pytest
 import torch
+from degree_script import load_degrees, load_problem
 from emulation import Emulator, Knobs
 from emulation_cases import (
     Example,
@@ -28,8 +29,11 @@ from emulation_cases import (
 )
 
 from mok import reference
+from mok.exact import same_bits
 from mok.hopper.layout import Segments, Sizes
+from mok.hopper.packing import Results
 from mok.hopper.records import failed_wait
+from mok.hopper.ticket_logs import Replay
 from mok.reference import MoEInputs
 
 pytestmark = pytest.mark.skipif(emulation.compiler() is None, reason="needs g++")
@@ -147,6 +151,76 @@ def test_random_values_are_within_rounding(
     )
     assert judged.outside == 0
     assert judged.different < judged.count / 50
+
+
+# ---- degrees of expert parallelism --------------------------------------------------------------
+
+TIGHT = Knobs(ctas=2, segments=ONE, ring_x=1, ring_h=2, save=False)
+
+
+def test_random_values_have_the_same_bits_at_every_degree(emulator: Emulator) -> None:
+    degrees, problems = load_degrees(), load_problem()
+    whole = problems.whole_problem(530, 64, 64, 4, 2, 64)
+    outs = []
+    for degree in (1, 2, 4):
+        tokens = problems.shares(whole, degree)
+        parts = problems.split(whole, tokens)
+        knobs = Knobs(**{**vars(TIGHT), "seed": degree})
+        outcome = emulation.run(emulator, [parts], problems.sizes_of(parts), knobs)
+        assert outcome.failure == ""
+        assert degrees.lacking(degrees.facts_of(outcome.workspaces, tokens)) == []
+        outs.append(joined(outcome, 0))
+    assert outs[0].abs().amax() > 0.1
+    assert all(same_bits(out, outs[0]) for out in outs)
+
+
+def _logged(emulator: Emulator, degree: int) -> tuple[torch.Tensor, Replay, str]:
+    """out, what the rules say of the log, and what went wrong; the launch itself is emulated."""
+    degrees, problems = load_degrees(), load_problem()
+    whole = problems.whole_problem(530, 64, 64, 4, 2, 64)
+    parts = problems.split(whole, problems.shares(whole, degree))
+    workspaces, recorder = emulation.open_workspaces(emulator, problems.sizes_of(parts), TIGHT)
+    failures = []
+
+    def wait(written: Sequence[torch.Tensor]) -> None:
+        regions = emulation._workspace_regions(workspaces)
+        regions += [(f"written {index}", tensor) for index, tensor in enumerate(written)]
+        for rank, part in enumerate(parts):
+            regions += emulation._call_regions(rank, part, Results(written[rank]))
+        failures.append(emulation._run_launches(recorder, regions, TIGHT))
+
+    ctas = TIGHT.ctas * max(1, degree)
+    out, _, judged = degrees.run_logged(degrees.Ranks(degree, workspaces), parts, ctas, wait)
+    return out, judged, failures[0]
+
+
+def _with_log(emulator: Emulator, folder: Path, *changes: tuple[str, str, str]) -> Emulator:
+    """Kernels that log their tickets, after (file, old, new) in their sources."""
+    csrc = folder / "csrc"
+    shutil.copytree(emulation.CSRC, csrc)
+    for file, old, new in (("moe/log.cuh", "#define LOG 0", "#define LOG 1"), *changes):
+        text = (csrc / file).read_text()
+        assert old in text, "the source changed"
+        (csrc / file).write_text(text.replace(old, new, 1))
+    return emulation.add_kernels(emulator, folder, csrc, ("forward", "forward_group"))
+
+
+def test_logs_of_tickets_keep_the_rules_at_every_degree(emulator: Emulator, tmp_path: Path) -> None:
+    logging = _with_log(emulator, tmp_path)
+    found = [_logged(logging, degree) for degree in (0, 1, 2, 4)]
+    for out, judged, failure in found:
+        assert failure == ""
+        assert judged.findings == ()
+        assert judged.records > 1000
+        assert min(max(judged.wraps_x), max(judged.wraps_h)) >= 2
+        assert same_bits(out, found[0][0])
+
+
+def test_a_log_tells_of_a_wait_that_is_not_there(emulator: Emulator, tmp_path: Path) -> None:
+    wait = "wait_device(r, ready_of(r, block), BLOCK, WAIT_ROWS, block);"
+    planted = _with_log(emulator, tmp_path, (PRODUCER, wait, ""))
+    _, judged, _ = _logged(planted, 0)
+    assert any("it waits for 32" in finding for finding in judged.findings)
 
 
 # ---- waits that end by time ---------------------------------------------------------------------

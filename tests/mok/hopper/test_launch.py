@@ -208,6 +208,18 @@ def test_grids_are_at_least_one_cta_a_rank_and_at_most_one_a_multiprocessor():
         grid_size(60, -1, 1)
 
 
+def test_the_kernel_that_waits_for_peers_to_come_leaves_room_for_a_collective(fakes):
+    problem = small_problem()
+    for ranks, num_sms, wanted in ((4, 0, 64), (8, 0, 112), (4, 70, 50), (4, 7, 1), (1, 7, 16)):
+        workspace = fakes.workspace(sizes_of(problem, 2048, ranks=ranks))
+        object.__setattr__(workspace, "num_sms", 132)
+        launch(workspace, problem, saved=None, num_sms=num_sms)
+        grids = {name: options["grid"] for name, _, options in fakes.log}
+        assert grids["count"] == (wanted, 1)
+        assert grids["place"] == (ranks * 16, 1)
+        assert grids["forward"] == (num_sms or 132)
+
+
 def test_a_failed_wait_closes_the_workspace_and_a_new_one_works(fakes):
     problem = small_problem()
     workspace = fakes.workspace(sizes_of(problem, 70))
@@ -224,6 +236,28 @@ def test_a_failed_wait_closes_the_workspace_and_a_new_one_works(fakes):
     assert len(fakes.log) == 6
     launch(fakes.workspace(sizes_of(problem, 70)), problem, saved=None)
     assert len(fakes.log) == 12
+
+
+def test_a_failed_wait_names_the_ranks_that_are_behind(fakes):
+    problem = small_problem()
+    workspace = fakes.workspace(sizes_of(problem, 70, ranks=4))
+    counters = workspace.words("counters")
+    counters[records.COUNT_SCHEDULE], counters[records.COUNT_EPOCH] = 6, -(2**31)
+    flags = region_of(workspace.symmetric, workspace.layout.symmetric["flags"]).view(torch.int32)
+    of = flags.view(records.FLAGS, records.MAX_RANKS)
+    of[0, :4] = torch.tensor([6, 5, 6, 7])
+    of[1, :4] = torch.tensor([-(2**31), 3, 2**31 - 1, 1 - 2**31])
+    of[2, :4] = of[1, :4]
+    record = records.Failure(state=1, what=5, index=3, rank=0, seen=124, wanted=128, cta=9)
+    ctypes.memmove(workspace.failure.data_ptr(), bytes(record), 32)
+    behind = (
+        r"CTA 9\)\. rank 1 has not given its expert ids\. rank 2 has not entered the launch\. Its"
+    )
+    with pytest.raises(ExchangeError, match=behind):
+        workspace.raise_pending()
+    flags.zero_()  # what was found first stays
+    with pytest.raises(ExchangeError, match=behind):
+        workspace.raise_pending()
 
 
 def test_a_closed_workspace_is_refused(fakes):
@@ -308,6 +342,16 @@ def test_results_hold_only_what_is_kept():
         (70, 64),
         (70, 64),
     ]
+
+
+def test_a_rank_without_routed_rows_saves_its_shared_expert_all_the_same(fakes):
+    problem = small_problem(shared_width=64)
+    workspace = fakes.workspace(sizes_of(problem, 300))
+    results, rank = _launched(fakes, workspace, problem, 0)
+    assert rank.save == 1
+    assert results.gate.shape[0] == BLOCK
+    for name in ("saved_gate", "saved_up", "shared_saved_gate", "shared_saved_up"):
+        assert any(getattr(rank, name).opaque), name
 
 
 def test_a_record_of_a_call_does_not_depend_on_earlier_ones(fakes):

@@ -120,3 +120,9 @@ def test_the_driver_takes_maps_of_every_kind_and_refuses_none():
     cache = MapCache()
     specs = [weight_spec(weight, 256), rows_spec(weight.data_ptr(), 384, 64, 16)]
     assert len({bytes(cache.get(spec)) for spec in specs}) == 2
+
+
+def test_one_expert_may_have_any_stride_of_its_own_dimension() -> None:
+    weight = torch.empty(128, 64, 1, dtype=torch.bfloat16).permute(2, 0, 1)
+    assert weight.stride(0) == 1
+    assert maps.weight_spec(weight, 128).strides == (64 * 2, 128 * 64 * 2)

@@ -25,6 +25,7 @@ from mok.hopper.deferred import DeferredSchedule
 from mok.hopper.layout import Segments
 from mok.hopper.passes import Knobs
 from mok.hopper.pools import WorkspacePool
+from mok.hopper.tuned import Choice, Entry, Key, table_text
 
 WEIGHTS = ("w_gate", "w_up", "w_down")
 
@@ -256,3 +257,26 @@ def test_autotune_free_module_passes_its_backend(launches):
     layer.backend = "hopper"
     layer(i.x, i.topk_experts, i.router_weights)
     assert len(launches) == 1
+
+
+def test_a_table_chooses_knobs_where_nobody_did(launches, monkeypatch, tmp_path):
+    entry = Entry(
+        Key("cpu", 4, 64, 64, 2, 256), Choice(Segments(3, 5), 9), 1.1, "0.1.0", None, "2026-11-30"
+    )
+    (tmp_path / "tuned.json").write_text(table_text([entry]))
+    monkeypatch.setenv("MOK_TUNED", str(tmp_path / "tuned.json"))
+    case = _case(None, "balanced")
+    assert same_bits(_out(case), case.expected["out"])
+    # other tokens later stay with the first answer, in the first workspace
+    other = _case(None, "balanced", 20)
+    assert same_bits(_out(other), other.expected["out"])
+    first, second = launches
+    assert first["workspace"] is second["workspace"]
+    assert first["workspace"].layout.segments == Segments(3, 5)
+    assert (first["num_sms"], second["num_sms"]) == (9, 9)
+    _out(case, config=MoKConfig(num_sms=7))
+    assert launches[2]["num_sms"] == 7
+    assert launches[2]["workspace"].layout.segments == Knobs().segments(64)
+    functional.clear_workspace_cache()
+    _out(other)
+    assert launches[3]["num_sms"] == 0

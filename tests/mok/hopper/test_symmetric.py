@@ -5,73 +5,106 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from hopper_fakes import Fakes
+from torch.distributed import distributed_c10d
 
 import mok
+from mok import checks
 from mok.errors import InputError, UnsupportedError
 from mok.exact import exact_case, same_bits
 from mok.hopper import symmetric
+from mok.hopper.chains import Chain
 from mok.hopper.layout import Sizes
-from mok.hopper.symmetric import Place, open_symmetric
+from mok.hopper.symmetric import Place, agree_range, open_symmetric
+from mok.hopper.timeouts import Timeouts
 
 CPU = torch.device("cpu")
 SIZES = Sizes(100, 2, 4, 64, 64, 0, 2)
 
 
-@pytest.fixture
-def ranks(monkeypatch) -> dict[str, object]:
-    """Rank 1 of two, with a peer that has 300 tokens; `places` and `memory` may be changed."""
-    state: dict[str, object] = {"places": [Place("a", "0"), Place("a", "1")], "barriers": 0}
+@dataclass(eq=False)
+class Group:
+    """A process group's name; torch gives a name again when a group was destroyed."""
 
-    def gather(places: list[object], mine: object, group: object) -> None:
-        assert isinstance(mine, Place)
-        places[:] = state["places"]  # type: ignore[call-overload]
+    group_name: str
+
+
+@pytest.fixture
+def ranks(monkeypatch) -> dict[str, Any]:
+    """Rank 1 of two, with a peer that has 300 tokens; `places` and `memory` may be changed."""
+    state: dict[str, Any] = {
+        "places": [Place("a", "0"), Place("a", "1")],
+        "agreements": 0,
+        "names": [],
+        "stores": [],
+        "group": Group("7"),
+    }
+
+    def gather_objects(places: list[object], mine: object, group: object) -> None:
+        if len(places) == 2 and isinstance(mine, Place):
+            places[:] = state["places"]
+        else:
+            places[:] = [mine, None]
+
+    def gather(rows: list[torch.Tensor], mine: torch.Tensor, group: object) -> None:
+        state["agreements"] += 1
+        for row in rows:
+            row.copy_(mine)
 
     def reduce(tensor: torch.Tensor, op: object, group: object) -> None:
-        tensor.clamp_(min=300)
-
-    def barrier(group: object) -> None:
-        state["barriers"] = int(str(state["barriers"])) + 1
+        tensor.copy_(torch.maximum(tensor, torch.tensor([-300, 300])[-tensor.numel() :]))
 
     fake = SimpleNamespace(
         get_world_size=lambda group: 2,
         get_rank=lambda group: 1,
         get_backend=lambda group: "gloo",
-        all_gather_object=gather,
+        all_gather_object=gather_objects,
+        all_gather=gather,
         all_reduce=reduce,
-        barrier=barrier,
         ReduceOp=dist.ReduceOp,
+        PrefixStore=lambda prefix, store: (prefix, store),
     )
     monkeypatch.setattr(symmetric, "dist", fake)
+    monkeypatch.setattr(checks, "dist", fake)
+    monkeypatch.setattr(symmetric, "_GROUPS", {})
     monkeypatch.setattr(symmetric, "load_kernels", lambda device: Fakes().kernels)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(distributed_c10d, "_get_process_group_store", lambda group: "its store")
 
     def empty(nbytes: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == "1"
+        if "broken" in state:
+            raise RuntimeError(state["broken"])
         state["memory"] = torch.full((nbytes,), 255, dtype=dtype, device=device)
-        return state["memory"]  # type: ignore[return-value]
+        return state["memory"]
 
     def rendezvous(memory: torch.Tensor, group: object) -> object:
-        shift = int(str(state.get("shift", 0)))
-        return SimpleNamespace(buffer_ptrs=[0x7000, memory.data_ptr() - 512 + shift], offset=512)
+        state["names"].append(group if isinstance(group, str) else "the group")
+        pointers = [0x7000, memory.data_ptr() - 512 + state.get("shift", 0)]
+        return SimpleNamespace(buffer_ptrs=pointers, offset=512)
 
     from torch.distributed import _symmetric_memory
 
     monkeypatch.setattr(_symmetric_memory, "empty", empty)
     monkeypatch.setattr(_symmetric_memory, "rendezvous", rendezvous)
+    table = SimpleNamespace(
+        rendezvous=rendezvous, set_group_info=lambda *facts: state["stores"].append(facts)
+    )
+    monkeypatch.setattr(_symmetric_memory, "_SymmetricMemory", table)
     return state
 
 
 def test_ranks_agree_on_the_largest_number_of_tokens_and_see_each_other(ranks):
-    made = open_symmetric(SIZES, None, CPU)
+    made = open_symmetric(SIZES, ranks["group"], CPU)
     memory = ranks["memory"]
-    assert isinstance(memory, torch.Tensor)
     assert (made.rank, made.sizes.max_tokens) == (1, 300)
     assert made.bases == (0x7000 + 512, memory.data_ptr())
     where = made.layout.symmetric
@@ -79,25 +112,64 @@ def test_ranks_agree_on_the_largest_number_of_tokens_and_see_each_other(ranks):
         region = where[name]
         assert not memory[region.offset : region.offset + region.nbytes].any()
     assert memory[where["y"].offset] == 255
-    assert ranks["barriers"] == 1
+    # Kernels, memory, and after the flags were cleared: all ranks have to have come that far.
+    assert ranks["agreements"] == 3
+
+
+def test_the_chain_and_the_timeouts_are_those_that_were_given(ranks):
+    chain = Chain()
+    made = open_symmetric(SIZES, ranks["group"], CPU, timeouts=Timeouts(4.0, 2.0), chain=chain)
+    assert made.chain is chain
+    assert made.timeouts == Timeouts(4.0, 2.0)
 
 
 def test_ranks_on_one_gpu_are_refused_by_name(ranks):
     ranks["places"] = [Place("a", "GPU-x")] * 2
     with pytest.raises(UnsupportedError, match=r"ranks 0 and 1 share one GPU \(GPU-x\)"):
-        open_symmetric(SIZES, None, CPU)
+        open_symmetric(SIZES, ranks["group"], CPU)
     assert "memory" not in ranks
+
+
+def test_a_rank_that_cannot_run_the_kernels_is_named_to_all(ranks):
+    ranks["places"] = [Place("a", "0"), Place("a", "1", "there is no cuda-core")]
+    with pytest.raises(UnsupportedError, match="rank 1 cannot run it: there is no cuda-core"):
+        open_symmetric(SIZES, ranks["group"], CPU)
 
 
 def test_memory_that_is_not_where_the_peers_are_told_is_refused(ranks):
     ranks["shift"] = 256
-    with pytest.raises(UnsupportedError, match="another address"):
-        open_symmetric(SIZES, None, CPU)
+    with pytest.raises(UnsupportedError, match=r"rank 0: .*another address.*raised on all 2 ranks"):
+        open_symmetric(SIZES, ranks["group"], CPU)
+
+
+def test_memory_that_cannot_be_had_is_told_to_all_ranks(ranks):
+    ranks["broken"] = "CUDA out of memory"
+    with pytest.raises(UnsupportedError, match=r"CUDA out of memory.*max_tokens=N.*all 2 ranks"):
+        open_symmetric(SIZES, ranks["group"], CPU)
+    assert ranks["names"] == []
+
+
+def test_a_group_with_the_name_of_one_that_is_gone_meets_in_its_own_store(ranks):
+    open_symmetric(SIZES, ranks["group"], CPU)
+    open_symmetric(SIZES, ranks["group"], CPU)
+    assert ranks["names"] == ["the group", "the group"]
+    ranks["group"] = Group("7")
+    open_symmetric(SIZES, ranks["group"], CPU)
+    open_symmetric(SIZES, ranks["group"], CPU)
+    other = Group("8")
+    open_symmetric(SIZES, other, CPU)
+    assert ranks["names"][2:] == ["mok/7/1", "mok/7/1", "the group"]
+    assert ranks["stores"] == [("mok/7/1", 1, 2, ("mok", "its store"))]
+
+
+def test_a_range_is_that_of_all_ranks(ranks):
+    assert agree_range(ranks["group"], CPU, 100) == (100, 300)
+    assert agree_range(ranks["group"], CPU, 400) == (300, 400)
 
 
 def test_sizes_of_another_group_are_refused(ranks):
     with pytest.raises(InputError, match="sizes for 4 ranks in a group of 2"):
-        open_symmetric(dataclasses.replace(SIZES, ranks=4), None, CPU)
+        open_symmetric(dataclasses.replace(SIZES, ranks=4), ranks["group"], CPU)
 
 
 def _join(rank: int, port: int, backend: str, device: int) -> None:
