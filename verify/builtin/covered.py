@@ -23,10 +23,12 @@ _LAYER = (
     "engine",
     "errors",
     "hopper/__init__",
+    "hopper/chains",
     "hopper/layout",
     "hopper/pools",
     "hopper/records",
     "hopper/support",
+    "hopper/timeouts",
     "layer",
     "operators",
     "portable",
@@ -42,6 +44,7 @@ _ON_GPU = (
     "hopper/passes",
     "hopper/saved",
     "hopper/symmetric",
+    "hopper/tuned",
     "hopper/workspace",
 )
 _KERNELS = ("moe/*.cu", "moe/*.cuh", "ptx.cuh")
