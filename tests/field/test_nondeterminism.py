@@ -81,7 +81,7 @@ FIELDS = (
         claim="memory",
         reason="bits-differ",
         tensor="total",
-        says=["NaN where the base has a number, as soon as new memory is not zero"],
+        says=["NaN where the (?:base|other) has a number, as soon as new memory is not zero"],
         equal=("norm",),
     ),
     Field(
