@@ -67,6 +67,13 @@ static __device__ __forceinline__ void init_barriers(Shared &s) {
 static __device__ __forceinline__ u32 up_columns(u32 width) { return (width + 127) / 128; }
 static __device__ __forceinline__ u32 down_columns(u32 hidden_size) { return (hidden_size + 255) / 256; }
 
+// K of a tile of this kind.
+static __device__ __forceinline__ u32 depth_of(const Rank &r, u32 kind) {
+  return kind == GROUP_UP || kind == GROUP_SHARED_UP ? r.hidden_size
+         : kind == GROUP_DOWN                        ? r.width
+                                                     : r.shared_width;
+}
+
 static __device__ __forceinline__ u32 *ready_of(const Rank &r, u32 block) {
   return r.counters + COUNTER_HEAD + block;
 }

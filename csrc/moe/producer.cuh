@@ -36,8 +36,7 @@ static __device__ __forceinline__ void await(const Rank &r, const Group &group, 
       wait_device(r, up_of(r, block), up_columns(r.width), WAIT_HIDDEN, block);
       break;
     case GROUP_SHARED_DOWN:
-      wait_device(r, shared_of(r, block), up_columns(r.shared_width), WAIT_HIDDEN,
-                  block);
+      wait_device(r, shared_of(r, block), up_columns(r.shared_width), WAIT_HIDDEN, block);
       break;
     case GROUP_SUM:
       wait_device(r, r.counters + COUNT_DOWN, r.counters[PLAN_DOWN], WAIT_RESULTS, 0);
@@ -77,9 +76,6 @@ static __device__ __forceinline__ void load_tile(const Rank &r, Shared &s, Produ
 static __device__ __forceinline__ void load_task(const Rank &r, Shared &s, Producer &p, u32 stages,
                                                  Task task, u32 expert) {
   const bool half = task.rows <= 64;
-  const u32 in = task.kind == GROUP_UP || task.kind == GROUP_SHARED_UP ? r.hidden_size
-                 : task.kind == GROUP_DOWN                             ? r.width
-                                                                       : r.shared_width;
   const void *a, *b, *second = nullptr;
   u32 row = task.block;
   switch (task.kind) {
@@ -89,7 +85,7 @@ static __device__ __forceinline__ void load_task(const Rank &r, Shared &s, Produ
     default: a = &r.shared_hidden, b = &r.shared_down; break;
   }
   load_tile(r, s, p, stages, a, row * BLOCK, half, b, second, task.column * (second ? 128 : 256), expert,
-            in / 64);
+            depth_of(r, task.kind) / 64);
 }
 
 static __device__ __forceinline__ void produce(const Rank &r, Shared &s, u32 stages) {

@@ -9,7 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.conditions import cuda_contention, cuda_memory, multiprocessors, streams
+from verify.conditions import (
+    cuda_contention,
+    cuda_memory,
+    cuda_probes,
+    multiprocessors,
+    streams,
+)
 from verify.conditions.cuda_contention import Variant, more_wanted, timeout_for, variants
 from verify.conditions.cuda_loads import LoadUnavailable, refuse_blocking
 from verify.conditions.overlap import (
@@ -270,3 +276,13 @@ def test_launches_that_wait_are_refused() -> None:
         refuse_blocking(fine)
     with pytest.raises(LoadUnavailable, match="unset it"):
         refuse_blocking({"CUDA_LAUNCH_BLOCKING": "1"})
+
+
+@pytest.mark.parametrize("lines", [cuda_probes.NEAR, cuda_probes.HOPS])
+def test_a_chain_visits_every_line_once_and_comes_back(lines: int) -> None:
+    chain, at, seen = cuda_probes.ring_of_lines(lines), 0, []
+    for _ in range(lines):
+        seen.append(at)
+        at = int(chain[at])
+    assert at == 0
+    assert sorted(seen) == [cuda_probes.LINE * line for line in range(lines)]

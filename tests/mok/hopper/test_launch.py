@@ -260,6 +260,47 @@ def test_a_failed_wait_names_the_ranks_that_are_behind(fakes):
         workspace.raise_pending()
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_launch_that_breaks_off_ends_a_workspace_that_peers_share(fakes, monkeypatch, ranks):
+    problem = small_problem()
+    workspace = fakes.workspace(sizes_of(problem, 70, ranks=ranks))
+
+    def fails(*args, **options):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(workspace.kernels.place, "launch", fails)
+    with pytest.raises(RuntimeError, match="no memory"):
+        launch(workspace, problem, saved=None)
+    monkeypatch.undo()
+    if ranks == 1:  # nobody has gone ahead
+        launch(workspace, problem, saved=None)
+        return
+    with pytest.raises(ExchangeError, match=r"broke off.*\(RuntimeError: no memory\)"):
+        launch(workspace, problem, saved=None)
+
+
+def test_with_peers_bad_ids_are_raised_when_the_next_launch_is_under_way(fakes):
+    problem = small_problem()
+    workspace = fakes.workspace(sizes_of(problem, 70, ranks=2))
+    bad = workspace.words("counters")[records.PLAN_BAD : records.PLAN_BAD + 1]
+    bad.fill_(2)
+    launch(workspace, problem, saved=None)
+    bad.fill_(0)
+    fakes.log.clear()
+    with pytest.raises(RoutingError, match="2 bad expert id"):
+        launch(workspace, problem, saved=None)
+    assert [name for name, _, _ in fakes.log] == ORDER
+    launch(workspace, problem, saved=None)
+
+
+def test_ids_that_were_counted_are_not_counted_again(fakes):
+    problem = small_problem()
+    workspace = fakes.workspace(sizes_of(problem, 70))
+    workspace.words("counters")[records.PLAN_BAD : records.PLAN_BAD + 1].fill_(2)
+    launch(workspace, problem, saved=None, count_bad=False)
+    workspace.check()
+
+
 def test_a_closed_workspace_is_refused(fakes):
     problem = small_problem()
     workspace = fakes.workspace(sizes_of(problem, 70))

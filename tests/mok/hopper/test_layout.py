@@ -152,3 +152,8 @@ def test_segments_have_an_order():
 def test_the_tables_of_saved_rows_take_symbolic_sizes():
     assert layout.one_rank_saved_rows(100, 2, 3) == (200 + 3 * 127) // 128 * 128
     assert isinstance(layout.one_rank_saved_rows(torch.Size([5])[0], 2, 3), int)
+
+
+def test_experts_that_can_have_no_row_need_no_block() -> None:
+    assert layout.one_rank_saved_rows(1, 8, 384) == 8 * BLOCK
+    assert layout.one_rank_saved_rows(0, 8, 384) == 0

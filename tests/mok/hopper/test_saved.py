@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mok.checks import ErrorRecord
 from mok.dispatch import make_schedule
+from mok.errors import RoutingError
 from mok.hopper.deferred import DeferredSchedule, on_host
 from mok.hopper.saved import padded_count, padded_rows, without_padding
 
@@ -45,3 +48,13 @@ def test_a_deferred_schedule_becomes_the_hosts_once():
     assert torch.equal(found.position_TK, wanted.position_TK)
     assert (found.rows_E, deferred.num_experts) == (wanted.rows_E, 4)
     assert on_host(wanted) is wanted
+
+
+def test_bad_ids_of_a_deferred_schedule_are_recorded_where_a_portable_forward_asks() -> None:
+    raw = torch.tensor([[0, 99], [1, 2]])
+    errors = ErrorRecord()
+    on_host(DeferredSchedule(raw, 4, None))  # the kernel has counted them
+    errors.raise_pending()
+    on_host(DeferredSchedule(raw, 4, None), errors)
+    with pytest.raises(RoutingError, match="99"):
+        errors.raise_pending()
