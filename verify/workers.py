@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mok.endings import end_process
 from verify.errors import UnsupportedError, VerifyError
 from verify.evidence import (
     BASE,
@@ -386,4 +387,4 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(_code)
-    sys.exit(_code)
+    end_process(_code)

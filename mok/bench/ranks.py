@@ -17,6 +17,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from mok.endings import end_process
 from mok.errors import InputError
 
 TIMEOUT = timedelta(seconds=120)
@@ -95,10 +96,15 @@ def spawn(work: Callable[..., None], ranks: int, *arguments: object) -> None:
     before = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
     try:
-        torch.multiprocessing.spawn(work, args=arguments, nprocs=ranks)
+        torch.multiprocessing.spawn(_rank, args=(work, *arguments), nprocs=ranks)
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _rank(rank: int, work: Callable[..., None], *arguments: object) -> None:
+    work(rank, *arguments)
+    end_process()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from mok.bench.contenders import Inputs
 from mok.bench.peers import float64, torch_pipeline
 from mok.bench.peers.adapting import prepare_peer
+from mok.endings import end_process
 
 TOKENS, SPLIT, EXPERTS, HIDDEN, WIDTH, SLOTS = 24, 9, 8, 32, 16, 2
 HALF = EXPERTS // 2
@@ -78,3 +79,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import mok
 from mok import functional
 from mok.config import MoKConfig
+from mok.endings import end_process
 from mok.errors import ContextError, InputError, MoKError, RoutingError
 from mok.exact import exact_case, integers, same_bits
 from mok.reference import MoEInputs
@@ -268,3 +269,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()

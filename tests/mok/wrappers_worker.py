@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from mok.endings import end_process
 from mok.errors import InputError
 
 RANKS = 2
@@ -222,3 +223,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()

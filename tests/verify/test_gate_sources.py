@@ -175,9 +175,10 @@ for name, claim, like in (
     assert first(session).failure is None
     CONDITIONS[claim](session, 1)
     mok = {m.__file__ for n, m in sys.modules.items() if n == "mok" or n.startswith("mok.")}
-    # the compiler of kernels is loaded by verify itself, for its digests; no case executes it
+    # the compiler of kernels is loaded by verify itself, for its digests, and so is what ends its
+    # workers; no case executes them
     jit = ("jit", "toolchain", "compilation", "compile_cache", "kernel_sources", "kernels")
-    jit += ("ptxas_log", "loading", "launching")
+    jit += ("ptxas_log", "loading", "launching", "endings")
     mok -= {m.__file__ for n, m in sys.modules.items() if n.removeprefix("mok.") in jit}
     files = source_files(find_exact(like).case)
     elsewhere = {str(Path(name).resolve()) for name in covered.ON_GPU}

@@ -26,6 +26,7 @@ from hopper_fakes import Fakes, simulated_launch
 import mok
 from mok import functional
 from mok.config import MoKConfig
+from mok.endings import end_process
 from mok.errors import ExchangeError, InputError, MoKError, RoutingError
 from mok.exact import exact_case, same_bits
 from mok.hopper import chains, passes, pools, records, support, symmetric, workspace
@@ -372,3 +373,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()

@@ -24,6 +24,7 @@ from sync_debug import synchronising_raises
 import mok
 from mok import functional
 from mok.config import MoKConfig
+from mok.endings import end_process
 from mok.errors import ExchangeError, InputError, MoKError, RoutingError
 from mok.exact import ExactCase, exact_case, same_bits
 from mok.functional import Timeouts
@@ -381,3 +382,4 @@ def main() -> None:
 if __name__ == "__main__":
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     main()
+    end_process()
