@@ -4,8 +4,8 @@ Names, argument order and shapes are those that users of Mixture-of-Kittens know
 may be left out (None) or have its own width, and a group may have any size that divides the number
 of experts (None: one rank). Every function is called by all ranks of the workspace's group, in one
 order. Where the Hopper backend runs the forward, that forward builds the schedule on the device;
-the host's is made when the (portable) backward asks for it. Refuses MXFP8 weight tuples, and a
-second backward from one context.
+the host's is made when a portable backward asks for it. Refuses MXFP8 weight tuples, and a second
+backward from one context.
 
 Checks have one outcome on all ranks, by a collective. On the Hopper backend with a group that holds
 for the first call of every kind; later ones (build_schedule, forward, recompute_forward_context)
@@ -29,34 +29,30 @@ Above 400 lines because these rules for groups belong beside the calls that they
 
 Legend: T local tokens, K slots, E local experts, H hidden size, I width, R rows of local experts.
 x [T, H] bf16, router_weights [T, K] fp32, gate and up [E, I, H] bf16, down [E, H, I] bf16; shared
-gate and up [I_shared, H], down [H, I_shared]. Weight gradients are fp32: they are accumulated in
-fp32 from zero and never rounded; add them to a main_grad, or cast them once.
+gate and up [I_shared, H], down [H, I_shared]. Weight gradients are accumulated in fp32 from zero;
+they are returned in fp32, or rounded to bf16 once, or added once to fp32 main gradients.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from mok import checks, engine
+from mok.agreement import Checked, agree_on_backend
 from mok.config import MoKConfig
 from mok.dispatch import Schedule
 from mok.errors import ContextError, InputError
 from mok.hopper.deferred import DeferredSchedule, on_host
-from mok.hopper.support import device_problem
+from mok.hopper.support import backward_wanted, device_problem
 from mok.hopper.timeouts import Timeouts
+from mok.main_gradients import MainGradients, add_to_main, check_main_gradients
 from mok.portable import SavedRows
-from mok.workspaces import (
-    Workspace,
-    clear_workspace_cache,
-    create_workspace,
-    get_workspace,
-    kind_of,
-)
+from mok.workspaces import Workspace, clear_workspace_cache, create_workspace, get_workspace
 
 if TYPE_CHECKING:
     from mok.hopper.packing import Problem, Results
@@ -135,18 +131,16 @@ def _check_call(
     with_down: bool,
     minibatch: int,
     context: ForwardContext | None = None,
+    also: Callable[[], None] | None = None,
 ) -> bool:
     """Whether the Hopper backend runs the call.
 
     Raises on all ranks together; a call of a kind that all have agreed on, on this rank alone.
     """
     hidden, device = workspace.hidden_size, workspace.device
-    chosen: list[bool] = []
     workspace.meet()
 
-    def check() -> dict[str, int]:
-        workspace.raise_pending()
-        checks.check_limit(limit)
+    def check() -> Checked:
         for name, (tensor, dtype, shape, legend) in inputs.items():
             checks.check_tensor(name, tensor, dtype, shape, device, legend)
         down = routed[2] if with_down else None
@@ -159,32 +153,18 @@ def _check_call(
                 f"the schedule was built for {schedule.num_experts} experts in all. Build the "
                 "schedule with num_local_experts = w_routed_gate.shape[0]."
             )
-        assert isinstance(routed[0], torch.Tensor)
-        width = routed[0].shape[1]
+        width = _tensor(routed[0]).shape[1]
         with_shared = checks.check_shared(*shared, hidden, device, with_down)
         if context is not None:
             _check_context(context, schedule, width, with_shared)
-        shared_width = shared[0].shape[0] if isinstance(shared[0], torch.Tensor) else 0
-        runs = workspace.runs_hopper(experts, width, shared_width)
+        if also is not None:
+            also()
+        shared_width = _tensor(shared[0]).shape[0] if with_shared else None
         # A schedule of the host was made by a workspace that never runs Hopper.
-        chosen.append(runs and isinstance(schedule, DeferredSchedule))
-        if chosen[0]:
-            workspace.check_room(experts, width, shared_width, minibatch)
-        return {
-            "width I": width,
-            "shared expert": int(with_shared),
-            "swiglu_limit (bits)": checks.limit_bits(limit),
-            "backend (1: Hopper)": int(chosen[0]),
-            # Only there it decides what memory is made, together.
-            "minibatch_size (Hopper)": minibatch if chosen[0] else 0,
-        }
+        deferred = isinstance(schedule, DeferredSchedule)
+        return Checked(experts, width, shared_width, deferred=deferred)
 
-    if call == "backward":  # it exchanges rows by collectives of its own
-        checks.checked(call, check, workspace.group, device)
-    else:
-        kind = kind_of(routed[0], shared[0], limit, minibatch)
-        workspace.agree(call, kind, check, lambda: chosen[0])
-    return chosen[0]
+    return agree_on_backend(call, workspace, check, (routed[0], shared[0]), limit, minibatch)
 
 
 def _check_context(
@@ -307,12 +287,16 @@ def backward(
     w_routed_up: Weight,
     w_routed_down: Weight,
     swiglu_limit: float | None = None,
+    *,
+    weight_dtype: torch.dtype = torch.float32,
+    main_grads: MainGradients | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """(d_x, d_router_weights, d_w_routed_gate, _up, _down, d_w_shared_gate, _up, _down).
 
-    d_x [T, H] bf16, d_router_weights [T, K] fp32 (0 in unused slots), weight gradients fp32; the
-    shared expert's are this rank's own partial sums, None without one. Raises ContextError when the
-    context was used before.
+    d_x [T, H] bf16, d_router_weights [T, K] fp32 (0 in unused slots), weight gradients in
+    weight_dtype, float32 or bfloat16; the shared expert's are this rank's own partial sums, None
+    without one. main_grads: fp32 tensors that a weight's gradient is added to instead, once, and
+    None is returned for it. Raises ContextError when the context was used before.
     """
     routed: tuple[Weight, Weight, Weight] = (w_routed_gate, w_routed_up, w_routed_down)
     shared: tuple[Weight, Weight, Weight] = (w_shared_gate, w_shared_up, w_shared_down)
@@ -321,6 +305,16 @@ def backward(
         "x": (x, *_bf16_rows(workspace)),
         "router_weights": (router_weights, *_router(workspace)),
     }
+    main = main_grads or MainGradients()
+
+    def also() -> None:
+        if weight_dtype not in (torch.float32, torch.bfloat16):
+            raise InputError(
+                f"weight_dtype = {weight_dtype}; allowed: torch.float32 or torch.bfloat16."
+            )
+        check_main_gradients(main, [w if isinstance(w, torch.Tensor) else None for w in weights])
+
+    weights = (*routed, *shared)
     hopper = _check_call(
         "backward",
         workspace,
@@ -332,17 +326,29 @@ def backward(
         True,
         config.minibatch_size,
         context=forward_context,
+        also=also,
     )
     forward_context.consumed.set()
     saved, shared_rows = forward_context.routed, forward_context.shared
     if hopper:
         from mok.hopper.packing import Results
-        from mok.hopper.passes import saved_for_backward
+        from mok.hopper.passes import run_backward, saved_for_backward
 
         kept = Results(x, saved.gate, saved.up)
         if shared_rows is not None:
             kept = Results(x, saved.gate, saved.up, shared_rows.gate, shared_rows.up)
         problem = _problem(x, schedule, router_weights, routed, shared, swiglu_limit)
+        if backward_wanted():
+            return run_backward(
+                workspace.pool,
+                workspace.group,
+                problem,
+                d_output.detach(),
+                kept,
+                _knobs(config),
+                dtype=weight_dtype,
+                main=main,
+            )
         context = saved_for_backward(
             workspace.pool, workspace.group, on_host(schedule), problem, kept, _knobs(config)
         )
@@ -359,7 +365,9 @@ def backward(
         engine.shared_weights(*shared),
         engine.Settings(workspace.group, swiglu_limit, config.minibatch_size),
     )
-    return gradients.in_order()
+    d_x, d_router, *found = gradients.in_order()
+    rest = add_to_main(main, found)
+    return d_x, d_router, *(None if grad is None else grad.to(weight_dtype) for grad in rest)
 
 
 def _knobs(config: MoKConfig) -> Knobs:
@@ -414,6 +422,7 @@ def _tensor(weight: Weight) -> torch.Tensor:
 __all__ = [
     "DeferredSchedule",
     "ForwardContext",
+    "MainGradients",
     "Schedule",
     "Timeouts",
     "Workspace",

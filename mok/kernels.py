@@ -55,16 +55,19 @@ CATALOGUE: tuple[Variant, ...] = (
     *_each("conditions/hold.cu", ("hold",), "HAMMER", range(2)),
     Variant("conditions/probe.cu", ("chase", "delay", "locate", "stamp")),
     Variant("moe/enter.cu", ("enter",), needs=("sm_90a",)),
+    Variant("moe/enter_backward.cu", ("enter_backward",), needs=("sm_90a",)),
     *_each("moe/forward.cu", ("forward",), "GROUP", range(2), ("sm_90a",), 230400),
+    *_each("moe/backward.cu", ("backward",), "GROUP", range(2), ("sm_90a",), 230400),
     *(
         Variant(
-            "moe/forward.cu",
-            ("forward",),
+            f"moe/{entry}.cu",
+            (entry,),
             (("GROUP", group), ("LOG", 1)),
             ("sm_90a",),
             230400,
             planted="a build that logs its tickets; never timed",
         )
+        for entry in ("forward", "backward")
         for group in range(2)
     ),
     Variant("moe/schedule.cu", ("count", "place", "publish", "scan"), needs=("sm_90a",)),

@@ -5,17 +5,21 @@ formula. An operator can take neither a process group nor a workspace, so it tak
 ("" for one rank) and the knobs as integers. Every output shape follows from input shapes: on one
 rank the forward saves g and u in slot order, [T K, I]; on several ranks their number of rows
 depends on the routing, so nothing is saved and the backward recomputes them, which changes no bit.
-The Hopper backend saves them in canonical order instead, every expert padded to 128 rows; which
-backend runs follows from device and shapes, so a fake tensor knows it too. Refuses double backward.
+Where device and shapes allow the Hopper backend it saves them in canonical order instead, every
+expert padded to 128 rows, on several ranks up to 1.25 times what a balanced routing brings; that
+follows from device and shapes, so a fake tensor knows it too. (Ranks that find that they cannot
+share memory run the portable backend, and what would have been saved then stays empty.) Refuses
+double backward.
 
 A bad expert id of one call is raised at the next call of the same group and device, or at
-`mok.functional.get_workspace(...).check()`; with MOK_CHECK=1 at once. On several ranks a forward of
-the Hopper backend makes no collective after the first of its kind (mok.workspaces); the backward,
-which is portable, does.
+`mok.functional.get_workspace(...).check()`; with MOK_CHECK=1 at once. On several ranks the Hopper
+backend makes no collective after the first call of a kind (mok.workspaces); a portable backward
+does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,14 +28,15 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from mok import checks, engine
+from mok.agreement import Checked, agree_on_backend
 from mok.autocast import DEVICES, autocast_rule
 from mok.config import MoKConfig
 from mok.dispatch import rows_to_send
 from mok.errors import InputError
-from mok.hopper.layout import one_rank_saved_rows
-from mok.hopper.support import choose, why_not
+from mok.hopper.layout import group_saved_rows, one_rank_saved_rows
+from mok.hopper.support import backward_wanted, choose, why_not
 from mok.portable import SavedRows
-from mok.workspaces import Workspace, get_workspace, kind_of
+from mok.workspaces import Workspace, get_workspace
 
 if TYPE_CHECKING:
     from mok.hopper.packing import Problem
@@ -72,9 +77,10 @@ def _saves_padded(
     group: str,
     backend: str,
 ) -> bool:
-    """Whether one rank's forward runs on the Hopper backend; from device and sizes alone."""
-    if group or backend == "portable":
+    """Whether the forward saves what the Hopper backend saves; from device and sizes alone."""
+    if backend == "portable":
         return False
+    whole = _group(group)
     problem = why_not(
         x.device,
         hidden=x.shape[1],
@@ -83,8 +89,16 @@ def _saves_padded(
         slots=topk_experts.shape[1],
         experts=w_gate.shape[0],
         tokens=x.shape[0],
+        ranks=1 if whole is None else dist.get_world_size(whole),
     )
     return choose(backend, problem)
+
+
+def _padded_rows(topk_experts: Tensor, w_gate: Tensor, group: str) -> int:
+    """Rows of g and u that a forward saves then; plain arithmetic on sizes, symbolic ones too."""
+    tokens, slots = topk_experts.shape
+    rows = group_saved_rows if group else one_rank_saved_rows
+    return rows(tokens, slots, w_gate.shape[0])
 
 
 def _check(
@@ -104,11 +118,8 @@ def _check(
     """
     hidden, device = workspace.hidden_size, workspace.device
     tokens, slots = workspace.num_local_tokens, workspace.topk
-    chosen: list[bool] = []
 
-    def check() -> dict[str, int]:
-        workspace.raise_pending()
-        checks.check_limit(limit)
+    def check() -> Checked:
         any_size = (None, None)
         checks.check_tensor("x", rows["x"], torch.bfloat16, any_size, device, "[T, H]")
         checks.check_tensor("topk_experts", topk_experts, torch.int64, any_size, device, "[T, K]")
@@ -121,28 +132,14 @@ def _check(
         )
         experts = checks.check_routed(*routed, hidden, device)
         with_shared = checks.check_shared(*shared, hidden, device, True)
-        width = routed[0].shape[1]
-        shared_width = shared[0].shape[0] if shared[0] is not None else 0
-        chosen.append(workspace.runs_hopper(experts, width, shared_width))
-        if chosen[0]:
-            workspace.check_room(experts, width, shared_width, minibatch)
-        return {
+        shared_width = shared[0].shape[0] if with_shared and shared[0] is not None else None
+        also = {
             "experts per rank": experts,
-            "width I": width,
-            "shared expert": int(with_shared),
-            "swiglu_limit (bits)": checks.limit_bits(limit),
             "MOK_CHECK": int(checks.validation_wanted(False)),
-            "backend (1: Hopper)": int(chosen[0]),
-            # Only there it decides what memory is made, together.
-            "minibatch_size (Hopper)": minibatch if chosen[0] else 0,
         }
+        return Checked(experts, routed[0].shape[1], shared_width, also)
 
-    if call == "backward":  # it exchanges rows by collectives of its own
-        checks.checked(call, check, workspace.group, device)
-    else:
-        kind = kind_of(routed[0], shared[0], limit, minibatch)
-        workspace.agree(call, kind, check, lambda: chosen[0])
-    return chosen[0]
+    return agree_on_backend(call, workspace, check, (routed[0], shared[0]), limit, minibatch)
 
 
 def _forward(
@@ -177,9 +174,11 @@ def _forward(
         swiglu_limit,
         minibatch_size,
     )
+    padded = save and _saves_padded(x, topk_experts, w_gate, shared_gate, group, backend)
+    padded_rows = _padded_rows(topk_experts, w_gate, group) if padded else None
     if hopper:
         problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
-        return _forward_hopper(workspace, problem, (minibatch_size, num_sms), save, group)
+        return _forward_hopper(workspace, problem, (minibatch_size, num_sms), padded_rows)
     schedule = engine.schedule_routes(
         topk_experts,
         w_gate.shape[0],
@@ -196,6 +195,8 @@ def _forward(
         engine.Settings(workspace.group, swiglu_limit, minibatch_size),
     )
     empty = [x.new_empty((0,)) for _ in range(4)]
+    if padded_rows is not None:  # its ranks cannot share memory, but the shapes were promised
+        return result.out, *_room(x, w_gate, shared_gate, padded_rows)
     if not save or group:
         return result.out, empty[0], empty[1], empty[2], empty[3]
     slots = schedule.token_S * workspace.topk + schedule.slot_S
@@ -224,16 +225,28 @@ def _problem(
     return Problem(x, topk_experts, router_weights, *routed, own, limit)
 
 
+def _room(
+    x: Tensor, w_gate: Tensor, shared_gate: Tensor | None, rows: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tensors for `rows` rows of g and u, and for those of the shared expert."""
+    routed = (rows, w_gate.shape[1])
+    shared = (0,) if shared_gate is None else (x.shape[0], shared_gate.shape[0])
+    shapes = (routed, routed, shared, shared)
+    gate, up, own_gate, own_up = (x.new_empty(shape) for shape in shapes)
+    return gate, up, own_gate, own_up
+
+
 def _forward_hopper(
-    workspace: Workspace, problem: Problem, knobs: tuple[int, int], save: bool, group: str
+    workspace: Workspace, problem: Problem, knobs: tuple[int, int], rows: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     from mok.hopper.passes import Knobs, run_forward
 
     if checks.validation_wanted(False):
         experts = problem.gate.shape[0]
         engine.check_routes(problem.topk, experts, workspace.group, workspace.errors)
-    kept = save and not group
-    found = run_forward(workspace.pool, workspace.group, problem, Knobs(*knobs), save=kept)
+    found = run_forward(
+        workspace.pool, workspace.group, problem, Knobs(*knobs), save=rows is not None, rows=rows
+    )
     saved = (found.gate, found.up, found.shared_gate, found.shared_up)
     gate, up, own_gate, own_up = (
         problem.x.new_empty((0,)) if tensor is None else tensor for tensor in saved
@@ -258,20 +271,15 @@ def _forward_fake(
     num_sms: int = 0,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    kept = save and not group
-    routes = topk_experts.shape[0] * topk_experts.shape[1]
-    if _saves_padded(x, topk_experts, w_gate, shared_gate, group, backend):
-        tokens, slots = topk_experts.shape
-        routes = one_rank_saved_rows(tokens, slots, w_gate.shape[0])
-    routed_shape = (routes, w_gate.shape[1]) if kept else (0,)
-    shared_shape = (0,) if shared_gate is None or not kept else (x.shape[0], shared_gate.shape[0])
-    return (
-        torch.empty_like(x),
-        x.new_empty(routed_shape),
-        x.new_empty(routed_shape),
-        x.new_empty(shared_shape),
-        x.new_empty(shared_shape),
-    )
+    out = torch.empty_like(x)
+    padded = _saves_padded(x, topk_experts, w_gate, shared_gate, group, backend)
+    if save and padded:
+        return out, *_room(x, w_gate, shared_gate, _padded_rows(topk_experts, w_gate, group))
+    if save and not group:
+        routes = topk_experts.shape[0] * topk_experts.shape[1]
+        return out, *_room(x, w_gate, shared_gate, routes)
+    gate, up, own_gate, own_up = (x.new_empty((0,)) for _ in range(4))
+    return out, gate, up, own_gate, own_up
 
 
 def _backward(
@@ -293,10 +301,11 @@ def _backward(
     need_shared: bool,
     num_sms: int = 0,
     backend: str = "auto",
+    weight_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients in functional order; weight gradients fp32, empty where not needed.
+    """Gradients in functional order; weight gradients in weight_dtype, empty where not needed.
 
-    num_sms, backend: the forward's; the backward itself is portable on every device.
+    num_sms, backend: the forward's. weight_dtype: float32, or bfloat16, rounded once.
     """
     workspace = _workspace(x, topk_experts, group, backend)
     routed = (w_gate, w_up, w_down)
@@ -313,6 +322,22 @@ def _backward(
         swiglu_limit,
         minibatch_size,
     )
+    if hopper:
+        from mok.hopper.packing import Results
+        from mok.hopper.passes import Knobs, run_backward, saved_for_backward
+
+        problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
+        knobs = Knobs(minibatch_size, num_sms)
+        padded = Results(x, *(tensor if tensor.dim() == 2 else None for tensor in saved))
+        if backward_wanted():
+            d_x, d_router, *found = run_backward(
+                *(workspace.pool, workspace.group, problem, d_out, padded, knobs),
+                needs=(need_routed, need_shared),
+                dtype=weight_dtype,
+            )
+            assert d_x is not None
+            assert d_router is not None
+            return _outputs(d_x, d_router, found, weight_dtype)
     # The forward call has reported bad ids; here they only become unused slots again.
     schedule = engine.schedule_routes(
         topk_experts, w_gate.shape[0], workspace.group, checks.ErrorRecord(), False
@@ -321,20 +346,10 @@ def _backward(
         workspace.group, swiglu_limit, minibatch_size, need_routed, need_shared
     )
     if hopper:
-        from mok.hopper.packing import Results
-        from mok.hopper.passes import Knobs, saved_for_backward
-
-        problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
-        kept_rows = [tensor if tensor.dim() == 2 else None for tensor in saved]
         context = saved_for_backward(
-            workspace.pool,
-            workspace.group,
-            schedule,
-            problem,
-            Results(x, *kept_rows),
-            Knobs(minibatch_size, num_sms),
+            workspace.pool, workspace.group, schedule, problem, padded, knobs
         )
-    elif saved[0].dim() == 2:
+    elif saved[0].dim() == 2 and not group:
         slots = schedule.token_S * workspace.topk + schedule.slot_S
         own = None if shared_gate is None else SavedRows(saved[2], saved[3])
         kept = SavedRows(saved[0][slots], saved[1][slots])
@@ -352,21 +367,19 @@ def _backward(
         engine.shared_weights(*shared),
         settings,
     )
-    empty = [torch.empty(0, dtype=torch.float32, device=x.device) for _ in range(6)]
-    weights = [
-        blank if grad is None else grad
-        for blank, grad in zip(empty, (*gradients.routed, *gradients.shared), strict=True)
-    ]
-    return (
-        gradients.d_x,
-        gradients.d_router,
-        weights[0],
-        weights[1],
-        weights[2],
-        weights[3],
-        weights[4],
-        weights[5],
+    weights = (*gradients.routed, *gradients.shared)
+    return _outputs(gradients.d_x, gradients.d_router, weights, weight_dtype)
+
+
+def _outputs(
+    d_x: Tensor, d_router: Tensor, weights: Sequence[Tensor | None], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the operator returns: empty tensors for gradients that are not there."""
+    gate, up, down, own_gate, own_up, own_down = (
+        torch.empty(0, dtype=dtype, device=d_x.device) if grad is None else grad.to(dtype)
+        for grad in weights
     )
+    return d_x, d_router, gate, up, down, own_gate, own_up, own_down
 
 
 def _backward_fake(
@@ -388,10 +401,11 @@ def _backward_fake(
     need_shared: bool,
     num_sms: int = 0,
     backend: str = "auto",
+    weight_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     def like(weight: Tensor | None, needed: bool) -> Tensor:
         shape = weight.shape if needed and weight is not None else (0,)
-        return torch.empty(shape, dtype=torch.float32, device=x.device)
+        return torch.empty(shape, dtype=weight_dtype, device=x.device)
 
     return (
         torch.empty_like(x),
@@ -439,6 +453,7 @@ def _autograd(
         any(needs[6:9]),
         num_sms,
         backend,
+        tensors[3].dtype,
     )
     d_x, d_router, weights = gradients[0], gradients[1], gradients[2:]
     by_weight = [

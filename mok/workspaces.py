@@ -191,17 +191,6 @@ class Workspace:
             self.pool.agreed.add(known)
 
 
-def kind_of(
-    gate: object, shared_gate: object, limit: float | None, minibatch: int
-) -> tuple[object, ...]:
-    """What of a call's weights and options has to be equal on all ranks, unchecked."""
-
-    def shape(tensor: object) -> object:
-        return tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-
-    return shape(gate), shape(shared_gate), limit, minibatch
-
-
 _WORKSPACES: dict[tuple[object, ...], Workspace] = {}
 _RECORDS: dict[tuple[object, ...], checks.ErrorRecord] = {}
 _POOLS: dict[tuple[object, ...], WorkspacePool] = {}

@@ -47,18 +47,20 @@ static __device__ __forceinline__ void multiply_stage(float (&d)[128], u32 stage
   wgmma_commit();
 }
 
-// d = A B^T over all of K; an idle half only lets the stages go.
-static __device__ __forceinline__ void multiply(float (&d)[128], Shared &s, Consumer &c, u32 stages,
-                                                u32 steps, bool idle) {
+// d = A B^T over all of K, at least one step; an idle half only lets the stages go. MULTIPLY: one stage,
+// as multiply_stage. first 0: adds to d.
+template <void (*MULTIPLY)(float (&)[128], u32, u32, int)>
+static __device__ __forceinline__ void multiply(float (&d)[128], Rings &s, Consumer &c, u32 stages,
+                                                u32 steps, bool idle, int first = 1) {
   see_stores_if_idle(c, shared_address(&s.full[c.stage.place]), c.stage.parity);
   barrier_wait(shared_address(&s.full[c.stage.place]), c.stage.parity);
-  if (!idle) multiply_stage(d, stages + c.stage.place * STAGE_BYTES, c.half, 1);
+  if (!idle) MULTIPLY(d, stages + c.stage.place * STAGE_BYTES, c.half, first);
   u32 previous = c.stage.place;
   c.stage.advance();
   for (u32 k = 1; k < steps; ++k) {
     barrier_wait(shared_address(&s.full[c.stage.place]), c.stage.parity);
     if (!idle) {
-      multiply_stage(d, stages + c.stage.place * STAGE_BYTES, c.half, 0);
+      MULTIPLY(d, stages + c.stage.place * STAGE_BYTES, c.half, 0);
       wgmma_wait<1>();
     } else {
       __syncwarp();  // else a lane might miss two rounds of a stage that lane 0 lets go
@@ -77,17 +79,12 @@ static __device__ __forceinline__ void multiply(float (&d)[128], Shared &s, Cons
 
 // ---- gate and up --------------------------------------------------------------------------------
 
-// 16 rows x 64 columns through shared memory to global memory; value(i): the i-th register of a thread.
+// 16 rows x 64 columns in pairs, through half `piece & 1` of the staging memory; store(from): the copy to
+// global memory.
 template <class F>
-static __device__ __forceinline__ void store_piece(const Consumer &c, u32 piece, const void *map, u32 x,
-                                                   u32 y, F value) {
+static __device__ __forceinline__ void send_piece(const Consumer &c, u32 piece, const u32 (&v)[16],
+                                                  F store) {
   const u32 to = c.staging + (piece & 1) * 2048;
-  u32 v[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    v[i] = pack_bf16(value(2 * i), value(2 * i + 1));
-    compute_now(v[i]);
-  }
   if (c.lane == 0) tma_wait_read<1>();  // the group before the last one has left this half
   __syncwarp();
 #pragma unroll
@@ -99,9 +96,25 @@ static __device__ __forceinline__ void store_piece(const Consumer &c, u32 piece,
   proxy_fence_shared();
   __syncwarp();
   if (c.lane == 0) {
-    tma_store_2d(map, to, x, y);
+    store(to);
     tma_commit();
   }
+}
+
+// value(i): the i-th register of a thread.
+template <class F> static __device__ __forceinline__ void pack_piece(u32 (&v)[16], F value) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    v[i] = pack_bf16(value(2 * i), value(2 * i + 1));
+    compute_now(v[i]);
+  }
+}
+template <class F>
+static __device__ __forceinline__ void store_piece(const Consumer &c, u32 piece, const void *map, u32 x,
+                                                   u32 y, F value) {
+  u32 v[16];
+  pack_piece(v, value);
+  send_piece(c, piece, v, [&](u32 from) { tma_store_2d(map, from, x, y); });
 }
 
 // Columns of gate are registers 0 .. 63, of up 64 .. 127: both of one element in one thread. What costs
@@ -170,11 +183,11 @@ static __device__ __forceinline__ void finish_down(const float (&d)[128], const 
 
 // -------------------------------------------------------------------------------------------------
 
-static __device__ __forceinline__ Task next_task(Shared &s, Consumer &c) {
+template <class S> static __device__ __forceinline__ typename S::Task next_task(S &s, Consumer &c) {
   const u32 barrier = shared_address(&s.announced[c.task.place]);
   see_stores_if_idle(c, barrier, c.task.parity);
   barrier_wait(barrier, c.task.parity);
-  const Task task = s.tasks[c.task.place];
+  const typename S::Task task = s.tasks[c.task.place];
   __syncwarp();
   if (c.lane == 0) barrier_arrive(shared_address(&s.taken[c.task.place]));
   return task;

@@ -32,7 +32,7 @@ static __device__ __forceinline__ void consume(const Rank &r, Shared &s, u32 sta
     if (!up && c.lane < 16) target = (u64)result_of(r, task, row_in_block(c) + c.lane);
     const bool idle = task.rows <= c.half * 64;  // a half without rows
     float d[128];
-    multiply(d, s, c, stages, depth_of(r, task.kind) / 64, idle);
+    multiply<multiply_stage>(d, s, c, stages, depth_of(r, task.kind) / 64, idle);
     if (!idle && up) finish_up(d, r, c, task);
     if (!idle && !up) finish_down(d, r, c, task, target);
     if (up) c.unseen = finished;

@@ -33,10 +33,13 @@ struct Task {
   u32 kind, block, column, rows, ticket;  // kind: GROUP_*
 };
 
-struct Shared {
+struct Rings {
   u64 full[STAGES], empty[STAGES];
   // Of a task: it is there; all consumer warps are done; its place is free.
   u64 announced[TASKS], finished[TASKS], taken[TASKS];
+};
+struct Shared : Rings {
+  typedef ::Task Task;
   Task tasks[TASKS];
 };
 
@@ -51,7 +54,7 @@ template <u32 N> struct Position {
   }
 };
 
-static __device__ __forceinline__ void init_barriers(Shared &s) {
+static __device__ __forceinline__ void init_barriers(Rings &s) {
   for (int i = 0; i < STAGES; ++i) {
     barrier_init(shared_address(&s.full[i]), 1);
     barrier_init(shared_address(&s.empty[i]), CONSUMER_WARPS);

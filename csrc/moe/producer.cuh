@@ -17,7 +17,8 @@ struct Producer {
   u32 next;  // the ticket after the one at work
 };
 
-static __device__ __forceinline__ void announce(Shared &s, Producer &p, Task task) {
+template <class S>
+static __device__ __forceinline__ void announce(S &s, Producer &p, typename S::Task task) {
   barrier_wait(shared_address(&s.taken[p.task.place]), p.task.parity ^ 1);
   s.tasks[p.task.place] = task;
   barrier_arrive(shared_address(&s.announced[p.task.place]));

@@ -135,6 +135,7 @@ def available(device: str = "cuda") -> list[Contender | Missing]:
     found: list[Contender | Missing] = [
         ours.contender(device),
         ours.portable(device),
+        ours.adding(device),
         *peers.available(),
     ]
     return [

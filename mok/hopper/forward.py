@@ -93,12 +93,33 @@ def launch_kernels(
     the expert ids of one rank, or a table of such addresses.
     """
     first, ranks_here = workspaces[0], len(workspaces)
-    kernels, sizes, layout = first.kernels, first.sizes, first.layout
     grid = grid_size(first.num_sms, num_sms, ranks_here)
+    launch_schedule(workspaces, one, many, ids, num_sms)
+    first.kernels.enter.launch(
+        one, many, grid=(staging_size(first), ranks_here), block=SCHEDULE_THREADS
+    )
+    first.kernels.forward.launch(
+        one,
+        many,
+        ctypes.c_uint32(ranks_here),
+        grid=grid,
+        block=records.THREADS,
+        shared=records.SHARED_BYTES,
+    )
+
+
+def launch_schedule(
+    workspaces: Sequence[HopperWorkspace],
+    one: records.Rank,
+    many: torch.Tensor | None,
+    ids: tuple[torch.Tensor | None, torch.Tensor | None],
+    num_sms: int,
+) -> None:
+    """The kernels that build the schedule, which come first in every launch; see launch_kernels."""
+    first, ranks_here = workspaces[0], len(workspaces)
+    kernels, sizes, layout = first.kernels, first.sizes, first.layout
     # One CTA per chunk of 128 tokens of a rank, or per expert; other grids give the same tables.
     chunks, own_chunks = layout.max_chunks, layout.max_chunks // sizes.ranks
-    # Several ranks copy x where peers can read it; one has only counters to clear.
-    staging = 2 * first.num_sms if sizes.ranks > 1 else min(first.num_sms, 8)
     block = SCHEDULE_THREADS
     kernels.publish.launch(one, many, *ids, grid=(own_chunks, ranks_here), block=block)
     # It waits until all peers have come to this launch, which they may do only after a collective
@@ -109,15 +130,15 @@ def launch_kernels(
     kernels.count.launch(one, many, grid=(counting, ranks_here), block=block)
     kernels.scan.launch(one, many, grid=(sizes.experts, ranks_here), block=block)
     kernels.place.launch(one, many, grid=(chunks, ranks_here), block=block)
-    kernels.enter.launch(one, many, grid=(staging, ranks_here), block=block)
-    kernels.forward.launch(
-        one,
-        many,
-        ctypes.c_uint32(ranks_here),
-        grid=grid,
-        block=records.THREADS,
-        shared=records.SHARED_BYTES,
-    )
+
+
+def staging_size(workspace: HopperWorkspace) -> int:
+    """CTAs a rank of the kernel before the last.
+
+    Several ranks copy rows where peers can read them; one has only counters to clear.
+    """
+    sms = workspace.num_sms
+    return 2 * sms if workspace.sizes.ranks > 1 else min(sms, 8)
 
 
 def grid_size(sms: int, num_sms: int, ranks_here: int) -> int:

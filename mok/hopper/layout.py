@@ -19,8 +19,6 @@ from mok.errors import InputError
 from mok.hopper.records import BLOCK, COUNTER_HEAD, FLAGS, MAX_RANKS, ROUTE_BITS
 
 REGION_ALIGNMENT = 256
-BALANCE = 1.25
-"""Saved rows of several ranks, as a multiple of what a balanced routing needs."""
 _TILES_IN_FLIGHT = 160  # a segment has at least so many tiles, so that every SM finds one
 _LEAST_SEGMENT = 24
 _BF16, _WORD = 2, 4
@@ -47,7 +45,12 @@ class Segments:
 
 def choose_segments(width: int, minibatch_blocks: int | None = None) -> Segments:
     """Segments for a width I; minibatch_blocks: the most that somebody wants, at least 8 count."""
-    least = ceil_div(_TILES_IN_FLIGHT, up_columns(width))
+    return segments_of(up_columns(width), minibatch_blocks)
+
+
+def segments_of(columns: int, minibatch_blocks: int | None) -> Segments:
+    """Segments for a block's number of column tiles; minibatch_blocks as in choose_segments."""
+    least = ceil_div(_TILES_IN_FLIGHT, columns)
     if minibatch_blocks is None:
         return Segments(least, max(_LEAST_SEGMENT, least + 8))
     most = max(8, minibatch_blocks)
@@ -136,14 +139,21 @@ def bound_blocks(rows: int, experts: int) -> int:
 def saved_rows(tokens: int, sizes: Sizes) -> int:
     """Rows of g and u that a forward keeps, a multiple of 128.
 
-    One rank keeps all that can be. Several keep at most BALANCE times what a balanced routing
-    brings; a routing with more is computed again by the backward.
+    One rank keeps all that can be. Several keep at most 1.25 times what a balanced routing brings;
+    rows beyond are computed again by the backward.
     """
     if sizes.ranks == 1:
         return one_rank_saved_rows(tokens, sizes.slots, sizes.experts)
-    every = bound_blocks(sizes.max_rows, sizes.experts)
-    balanced = int(BALANCE * bound_blocks(tokens * sizes.slots, sizes.experts))
-    return BLOCK * min(every, balanced + 1)
+    every = BLOCK * bound_blocks(sizes.max_rows, sizes.experts)
+    return min(every, group_saved_rows(tokens, sizes.slots, sizes.experts))
+
+
+def group_saved_rows(tokens: int, slots: int, experts: int) -> int:
+    """Rows of g and u for 1.25 times what a balanced routing brings to one of several ranks.
+
+    Plain arithmetic, so that symbolic sizes pass through. tokens: of this rank.
+    """
+    return (5 * bound_blocks(tokens * slots, experts) // 4 + 1) * BLOCK
 
 
 def one_rank_saved_rows(tokens: int, slots: int, experts: int) -> int:
@@ -228,8 +238,8 @@ def make_layout(sizes: Sizes, segments: Segments | None = None) -> Layout:
     }
     if sizes.ranks > 1:  # one rank reads its own x where it is
         shared["x"] = _BF16 * tokens * sizes.hidden
-    local, local_bytes = _arrange({**small, **large})
-    symmetric, symmetric_bytes = _arrange(shared)
+    local, local_bytes = arrange({**small, **large})
+    symmetric, symmetric_bytes = arrange(shared)
     return Layout(
         sizes,
         wanted,
@@ -247,7 +257,8 @@ def make_layout(sizes: Sizes, segments: Segments | None = None) -> Layout:
     )
 
 
-def _arrange(wanted: Mapping[str, int]) -> tuple[Mapping[str, Region], int]:
+def arrange(wanted: Mapping[str, int]) -> tuple[Mapping[str, Region], int]:
+    """Regions of so many bytes one behind another, aligned, and the bytes of all."""
     regions: dict[str, Region] = {}
     end = 0
     for name, nbytes in wanted.items():

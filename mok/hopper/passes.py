@@ -1,8 +1,9 @@
-"""The Hopper forward for a mok.Workspace: which workspace of kernels, how many rows, which knobs.
+"""The Hopper passes for a mok.Workspace: which workspace of kernels, how many rows, which knobs.
 
 It exists so that the operators and the functional API run the same code, as mok.engine does for the
-portable backend. The backward is the portable one; what it needs of this forward, bit for bit, is
-saved or computed again here. Its callers have checked the tensors.
+portable backend. A backward is that of the kernels where support.backward_wanted() says so, else
+the portable one; what that needs of this forward, bit for bit, is saved or computed again here. Its
+callers have checked the tensors.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import torch.distributed as dist
 from mok import engine
 from mok.config import MoKConfig
 from mok.dispatch import Schedule, dispatch, rows_to_send
+from mok.hopper.backward import launch_backward
+from mok.hopper.backward_layout import choose_backward_segments
+from mok.hopper.backward_memory import ensure_backward
+from mok.hopper.backward_problem import BackwardProblem
 from mok.hopper.forward import launch
+from mok.hopper.gradient_records import WANT_ROUTED, WANT_SHARED
 from mok.hopper.layout import BLOCK, Segments, Sizes, choose_segments, saved_rows
 from mok.hopper.packing import Problem, Results
 from mok.hopper.saved import padded_count, without_padding
 from mok.hopper.symmetric import agree_most
 from mok.hopper.workspace import HopperWorkspace
+from mok.main_gradients import MainGradients
 from mok.portable import SavedRows
 
 if TYPE_CHECKING:
@@ -37,10 +44,17 @@ class Knobs:
     minibatch: int = _DEFAULT_MINIBATCH
     num_sms: int = 0
 
+    @property
+    def _blocks(self) -> int | None:
+        return None if self.minibatch == _DEFAULT_MINIBATCH else self.minibatch // BLOCK
+
     def segments(self, width: int) -> Segments:
         """Blocks of a segment: minibatch is the most, if it is not the default."""
-        given = None if self.minibatch == _DEFAULT_MINIBATCH else self.minibatch // BLOCK
-        return choose_segments(width, given)
+        return choose_segments(width, self._blocks)
+
+    def backward_segments(self, width: int) -> Segments:
+        """The same for a backward."""
+        return choose_backward_segments(width, self._blocks)
 
 
 def run_forward(
@@ -50,14 +64,15 @@ def run_forward(
     knobs: Knobs,
     *,
     save: bool,
+    rows: int | None = None,
 ) -> Results:
-    """out and, with `save`, g and u up to the default capacity.
+    """out and, with `save`, g and u of so many padded rows, None for the default capacity.
 
     A launch with peers, but no collective, unless the group's memory has to be made for this shape.
     """
     workspace, num_sms = _workspace(pool, group, problem, knobs)
-    rows = saved_rows(problem.x.shape[0], workspace.sizes) if save else None
-    return launch(workspace, problem, saved=rows, num_sms=num_sms)
+    kept = saved_rows(problem.x.shape[0], workspace.sizes) if rows is None else rows
+    return launch(workspace, problem, saved=kept if save else None, num_sms=num_sms)
 
 
 def recompute(
@@ -75,6 +90,40 @@ def recompute(
     workspace, num_sms = _workspace(pool, group, problem, knobs)
     kept = saved_rows(problem.x.shape[0], workspace.sizes) if rows is None else rows
     return launch(workspace, problem, saved=kept, num_sms=num_sms, count_bad=False)
+
+
+def run_backward(
+    pool: WorkspacePool,
+    group: dist.ProcessGroup | None,
+    problem: Problem,
+    d_out: torch.Tensor,
+    kept: Results,
+    knobs: Knobs,
+    *,
+    needs: tuple[bool, bool] = (True, True),
+    dtype: torch.dtype = torch.float32,
+    main: MainGradients | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """All gradients, by the kernels, in the order of the functional API.
+
+    kept: what the forward saved; rows that are missing are computed again inside. needs: whether
+    gradients of routed, of shared weights are wanted. dtype: theirs; those in `main` are added to
+    it, and None is returned for them. A launch with peers, but no collective, unless the memory of
+    backwards has to be made.
+    """
+    workspace, num_sms = _workspace(pool, group, problem, knobs)
+    segments = knobs.backward_segments(problem.gate.shape[1])
+    memory = ensure_backward(workspace, group, segments=segments)
+    wants = WANT_ROUTED * needs[0] | WANT_SHARED * (needs[1] and problem.shared is not None)
+    backward = BackwardProblem(d_out, kept, wants, main or MainGradients(), dtype)
+    made = launch_backward(workspace, memory, problem, backward, num_sms=num_sms)
+    routed = (made.d_gate, made.d_up, made.d_down)
+    return (
+        made.d_x,
+        made.d_router,
+        *routed,
+        *(made.d_shared_gate, made.d_shared_up, made.d_shared_down),
+    )
 
 
 def _workspace(

@@ -120,7 +120,7 @@ _RANK_FIELDS: tuple[tuple[str, type], ...] = (
 )
 
 
-def _padding(fields: Sequence[tuple[str, type]]) -> int:
+def alignment_padding(fields: Sequence[tuple[str, type]]) -> int:
     """Bytes that alignas adds behind the last field; ctypes before Python 3.13 cannot say it."""
     plain = type("Plain", (ctypes.Structure,), {"_fields_": tuple(fields)})
     return -ctypes.sizeof(plain) % _ALIGNMENT
@@ -129,7 +129,7 @@ def _padding(fields: Sequence[tuple[str, type]]) -> int:
 class Rank(ctypes.Structure):
     """All that the kernels know of one rank; see csrc/moe/rank.cuh for every field."""
 
-    _fields_ = (*_RANK_FIELDS, ("_padding", ctypes.c_uint8 * _padding(_RANK_FIELDS)))
+    _fields_ = (*_RANK_FIELDS, ("_padding", ctypes.c_uint8 * alignment_padding(_RANK_FIELDS)))
 
 
 def tensor_map(encoded: bytes) -> TensorMap:

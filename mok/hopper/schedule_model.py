@@ -97,11 +97,14 @@ def plan_ranks(
     return tuple(plans)
 
 
-def cut_segments(blocks_E: Sequence[int], segments: Segments) -> list[tuple[int, int]]:
+def cut_segments(
+    blocks_E: Sequence[int], segments: Segments, uncut: int | None = None
+) -> list[tuple[int, int]]:
     """Runs of blocks as (first block, number of blocks), ascending and without gaps.
 
     Experts are joined until a segment has `least` blocks, never beyond `most`; an expert above
-    `most` is alone, in as few parts as possible, as equal as possible, the larger ones first.
+    `most` is alone, and above `uncut` (`most` if None) in as few parts of at most `most` as
+    possible, as equal as possible, the larger ones first.
     """
     found: list[tuple[int, int]] = []
     first = here = 0
@@ -116,7 +119,7 @@ def cut_segments(blocks_E: Sequence[int], segments: Segments) -> list[tuple[int,
         if here + blocks > segments.most:
             close()
         if blocks > segments.most:
-            parts = ceil_div(blocks, segments.most)
+            parts = ceil_div(blocks, segments.most) if blocks > (uncut or 0) else 1
             for part in range(parts):
                 here = blocks // parts + (part < blocks % parts)
                 close()

@@ -9,6 +9,7 @@ for by name.
 from __future__ import annotations
 
 import functools
+import os
 import types
 from typing import Literal, get_args
 
@@ -21,6 +22,18 @@ Backend = Literal["auto", "hopper", "portable"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 CAPABILITY = (9, 0)
 SHAPES = "H and I multiples of 64, K 1 to 16, at most 1024 experts a rank"
+
+
+BACKWARD_VARIABLE = "MOK_HOPPER_BACKWARD"
+
+
+def backward_wanted() -> bool:
+    """Whether backwards of Hopper forwards run on the Hopper backend too; else on the portable one.
+
+    Asked for by an environment variable (1), equal on all ranks, until it has been measured on
+    GPUs: so far its kernels were compiled, and run by an emulator only.
+    """
+    return os.environ.get(BACKWARD_VARIABLE, "") == "1"
 
 
 def check_backend(backend: str) -> None:
@@ -137,4 +150,5 @@ def backend_here() -> tuple[str, str]:
     problem = device_problem(device)
     if problem is not None:
         return "portable", f"no Hopper backend on {name}: {problem}"
-    return "hopper", f"{name}; forward where shapes allow ({SHAPES}), else portable, as backward is"
+    backward = "backward too, on trial" if backward_wanted() else "backward is portable"
+    return "hopper", f"{name}; forward where shapes allow ({SHAPES}), else portable; {backward}"

@@ -25,6 +25,13 @@ from torch.distributed import distributed_c10d
 from mok import checks
 from mok.errors import InputError, MoKError, UnsupportedError
 from mok.hopper import support
+from mok.hopper.backward_layout import make_backward_layout
+from mok.hopper.backward_memory import (
+    REFUSED,
+    BackwardMemory,
+    assemble_backward,
+    load_backward_kernels,
+)
 from mok.hopper.chains import Chain
 from mok.hopper.layout import Segments, Sizes, make_layout
 from mok.hopper.timeouts import Timeouts, wanted_timeouts
@@ -147,13 +154,7 @@ def open_symmetric(
     with torch.inference_mode(False), torch.no_grad():
         symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
         kernels = _together(lambda: load_kernels(device), group, device)
-        with without_multicast():
-            memory = _together(
-                lambda: symmetric.empty(layout.symmetric_bytes, dtype=torch.uint8, device=device),
-                group,
-                device,
-            )
-            handle = _rendezvous(symmetric, memory, group)
+        memory, handle = _shared_memory(symmetric, layout.symmetric_bytes, group, device)
 
         def assembled() -> HopperWorkspace:
             bases = _bases(memory, handle, dist.get_rank(group))
@@ -175,6 +176,47 @@ def open_symmetric(
 
         # No peer may write flags before they are cleared, so none goes on before all are here.
         return _together(assembled, group, device)
+
+
+def open_symmetric_backward(
+    workspace: HopperWorkspace, group: dist.ProcessGroup, *, segments: Segments | None = None
+) -> BackwardMemory:
+    """Memory for backwards of a workspace of open_symmetric. Collective over its group.
+
+    The workspace keeps it. Raises UnsupportedError, on all ranks, where one cannot have it.
+    """
+    device = workspace.device
+    support.refuse_capture(device, REFUSED)
+    ranks = dist.get_world_size(group)
+    if workspace.sizes.ranks != ranks:
+        raise InputError(
+            f"a workspace of {workspace.sizes.ranks} ranks in a group of {ranks}; allowed: the "
+            "group it was made with. Pass that one."
+        )
+    layout = make_backward_layout(workspace.layout, segments)
+    with torch.inference_mode(False), torch.no_grad():
+        symmetric: Any = importlib.import_module("torch.distributed._symmetric_memory")
+        kernels = _together(lambda: load_backward_kernels(device), group, device)
+        memory, handle = _shared_memory(symmetric, layout.symmetric_bytes, group, device)
+
+        def assembled() -> BackwardMemory:
+            bases = _bases(memory, handle, workspace.rank)
+            made = assemble_backward(workspace, layout, memory, bases, kernels, keep=handle)
+            torch.cuda.synchronize(device)
+            return made
+
+        return _together(assembled, group, device)
+
+
+def _shared_memory(
+    symmetric: Any, nbytes: int, group: dist.ProcessGroup, device: torch.device
+) -> tuple[torch.Tensor, Any]:
+    """Bytes of this rank that its peers map, and what holds theirs. Collective."""
+    with without_multicast():
+        memory = _together(
+            lambda: symmetric.empty(nbytes, dtype=torch.uint8, device=device), group, device
+        )
+        return memory, _rendezvous(symmetric, memory, group)
 
 
 def _together(step: Callable[[], _Made], group: dist.ProcessGroup, device: torch.device) -> _Made:

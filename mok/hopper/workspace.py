@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -24,6 +25,9 @@ from mok.hopper.support import capturing, refuse_capture
 from mok.hopper.timeouts import Timeouts, wanted_timeouts
 from mok.launching import Kernel
 from mok.loading import load
+
+if TYPE_CHECKING:
+    from mok.hopper.backward_memory import BackwardMemory
 
 SCHEDULE = "moe/schedule.cu"
 ENTER = "moe/enter.cu"
@@ -67,6 +71,7 @@ class _Use:
     reported: int = 0
     late: str | None = None
     seen: set[int] = field(default_factory=set)
+    backward: BackwardMemory | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +106,20 @@ class HopperWorkspace:
 
     @property
     def nbytes(self) -> int:
-        """Device bytes; known before from layout.make_layout(sizes).nbytes."""
-        return self.layout.nbytes
+        """Device bytes; known before from layout.make_layout(sizes).nbytes.
+
+        After the first backward that of the backward too: backward_layout.make_backward_layout.
+        """
+        return self.layout.nbytes + (0 if self.backward is None else self.backward.nbytes)
+
+    @property
+    def backward(self) -> BackwardMemory | None:
+        """Memory of the backward; None before the first one."""
+        return self._use.backward
+
+    def keep_backward(self, memory: BackwardMemory) -> None:
+        """Makes it the memory of backwards to come."""
+        self._use.backward = memory
 
     @property
     def closed(self) -> bool:

@@ -1,7 +1,7 @@
 """The files of `mok` that the built-in cases execute, so that a change in one of them affects them.
 
 They are found where `mok` is imported from, which need not be the current folder. A test compares
-the names with the modules that a case really loads on a CPU. ON_GPU is what the Hopper forward is
+the names with the modules that a case really loads on a CPU. ON_GPU is what the Hopper backend is
 made of, for the cases that run it on a GPU: a result from there has to have another source digest
 when its kernels are others. Most built-in cases are not among them, since the kernel takes
 multiples of 64 and their widths are odd ones on purpose. A gate that runs on a CPU shows nothing of
@@ -16,6 +16,7 @@ from pathlib import Path
 _LAYER = (
     "__init__",
     "activations",
+    "agreement",
     "autocast",
     "checks",
     "config",
@@ -38,7 +39,13 @@ _LAYER = (
 _REFERENCE = ("deviations", "reference")
 _EXACT = ("exact",)
 _ON_GPU = (
+    "hopper/backward",
+    "hopper/backward_layout",
+    "hopper/backward_memory",
+    "hopper/backward_packing",
+    "hopper/backward_problem",
     "hopper/forward",
+    "hopper/gradient_records",
     "hopper/maps",
     "hopper/packing",
     "hopper/passes",
@@ -46,8 +53,9 @@ _ON_GPU = (
     "hopper/symmetric",
     "hopper/tuned",
     "hopper/workspace",
+    "main_gradients",
 )
-_KERNELS = ("moe/*.cu", "moe/*.cuh", "ptx.cuh")
+_KERNELS = ("moe/*.cu", "moe/*.cuh", "moe/backward/*.cuh", "ptx.cuh", "transposed.cuh")
 """In the folder of CUDA sources: that of a checkout, or the one inside the installed package."""
 
 
