@@ -30,6 +30,7 @@ template <class F> void together(Together kind, uint64_t value, F act) {
 }
 }  // namespace
 
+uint32_t lane() { return current->lane; }
 void sync_warp() {
   together(Together::sync, 0, [](Warp &) {});
 }
@@ -70,21 +71,37 @@ void store_matrices(uint32_t to, const uint32_t (&words)[4]) {
     w.dirty = ~0u;
   });
 }
-void wgmma(float *accumulator, uint64_t a, uint64_t b, bool accumulate) {
+// The other way round: every lane gets what store_matrices takes of it.
+void load_matrices(uint32_t from, uint32_t (&words)[4]) {
+  Fiber *f = current;
+  together(Together::fetch, from, [](Warp &w) {
+    for (uint32_t i = 0; i < 32; ++i) {
+      const uint32_t address = (uint32_t)w.in[i], matrix = i / 8, row = i % 8;
+      if (address % 16) fail("ldmatrix from address %u, which is no multiple of 16", address);
+      if (overlaps_pending_load(w.cta, address, 16))
+        fail("ldmatrix reads shared memory at %u, which a load has not filled yet", address);
+      const uint8_t *bytes = shared_bytes(w.cta, address, 16, "ldmatrix");
+      for (uint32_t part = 0; part < 4; ++part)
+        memcpy(&w.words[row * 4 + part][matrix], bytes + 4 * part, 4);
+    }
+  });
+  memcpy(words, f->warp->words[f->lane], sizeof words);
+}
+void wgmma(float *accumulator, uint64_t a, uint64_t b, bool accumulate, bool across_a,
+           bool across_b) {
   Fiber *f = current;
   f->warp->accumulators[f->lane] = accumulator;
-  const uint64_t both = a * 0x9E3779B97F4A7C15ull ^ b * 31 ^ (uint64_t)accumulate;
-  together(Together::product, both, [a, b, accumulate](Warp &w) {
+  const Operands given = {a, b, across_a, across_b, accumulate};
+  const uint64_t all = a * 0x9E3779B97F4A7C15ull ^ b * 31 ^
+                       (uint64_t)(accumulate + 2 * across_a + 4 * across_b);
+  together(Together::product, all, [&given](Warp &w) {
     for (uint32_t i = 1; i < 32; ++i)
       if (w.in[i] != w.in[0]) fail("lanes of a warp give different operands to wgmma");
     TensorCore &core = w.core;
-    Product p{{}, a, b, accumulate, core.committed, core.issued++};
+    Product p{{}, given, core.committed, core.issued++};
     memcpy(p.accumulators, w.accumulators, sizeof p.accumulators);
-    for (const auto &[from, bytes] : {std::pair<uint32_t, uint32_t>{(a & 0x3fff) << 4, 8192},
-                                      {(b & 0x3fff) << 4, 32768}})
-      if (overlaps_pending_load(w.cta, from & ~1023u, bytes))
-        fail("wgmma reads shared memory at %u, which a load has not filled yet", from);
-    if (!accumulate)
+    check_filled(w.cta, given);
+    if (!given.accumulate)
       for (float *d : p.accumulators)
         for (int i = 0; i < 128; ++i) d[i] = __builtin_nanf("");
     core.queue.push_back(p);

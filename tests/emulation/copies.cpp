@@ -67,11 +67,12 @@ void store_row(Copy &c, uint32_t row) {
   }
 }
 
-Copy *make(const void *map, uint32_t shared, int x, int y, int z) {
+Copy *make(const void *map, uint32_t rank, uint32_t shared, int x, int y, int z) {
   Copy *c = new Copy;
   memcpy(&c->map, map, sizeof c->map);
   const Map &m = c->map;
   if (m.magic != MAP_MAGIC) fail("a copy by a tensor map that was never filled");
+  if (m.rank != rank) fail("a copy in %u dimensions by a map of %u", rank, m.rank);
   if (m.box[0] * 2 != ROW || (m.rank == 3 && m.box[2] != 1))
     fail("a box of %u x %u x %u; the emulator copies rows of 64", m.box[0], m.box[1], m.box[2]);
   if (shared % ROW) fail("a copy at shared address %u, which is no multiple of 128", shared);
@@ -125,9 +126,9 @@ void Copy::step() {
   wake_owner(mine);
 }
 
-void tma_load(uint32_t to, const void *map, uint32_t barrier, int x, int y, int z) {
+void tma_load(uint32_t rank, uint32_t to, const void *map, uint32_t barrier, int x, int y, int z) {
   maybe_yield(8);
-  Copy *c = make(map, to, x, y, z);
+  Copy *c = make(map, rank, to, x, y, z);
   c->barrier = barrier;
   c->role = LOADS;
   for (const Copy *other : c->cta->copies)
@@ -138,12 +139,12 @@ void tma_load(uint32_t to, const void *map, uint32_t barrier, int x, int y, int 
   add_actor(c);
   progress();
 }
-void tma_store(const void *map, uint32_t from, int x, int y) {
+void tma_store(uint32_t rank, const void *map, uint32_t from, int x, int y, int z) {
   maybe_yield(8);
   if (current->warp->dirty)
     fail("a store of shared memory that lanes %08x wrote without a proxy fence",
          current->warp->dirty);
-  Copy *c = make(map, from, x, y, 0);
+  Copy *c = make(map, rank, from, x, y, z);
   c->store = true;
   c->role = STORES;
   c->read.resize(c->rows * ROW);

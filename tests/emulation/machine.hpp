@@ -50,14 +50,20 @@ struct Fiber {
   CopyGroup *open = nullptr;
 };
 
-enum class Together { none, sync, shuffle, ballot, matrices, product, commit, drain };
+enum class Together { none, sync, shuffle, ballot, matrices, fetch, product, commit, drain };
 const char *name_of(Together kind);
 
+// What an instruction of the tensor cores is given: descriptors, and which operands lie with K
+// outside.
+struct Operands {
+  uint64_t a, b;
+  bool across_a, across_b, accumulate;
+  bool operator==(const Operands &) const = default;
+};
 // One instruction of the tensor cores, for the 16 rows of a warp.
 struct Product {
   float *accumulators[32];
-  uint64_t a, b;
-  bool accumulate;
+  Operands operands;
   uint32_t group;
   uint64_t number;  // of the warpgroup
 };
@@ -182,6 +188,7 @@ void forget_copies();
 
 // ---- products.cpp
 void check_products(Cta *cta, uint32_t from, uint32_t bytes);
+void check_filled(Cta *cta, const Operands &operands);  // no load into them is on its way
 void start_products(Warp &warp);
 // Where the 16 bytes of an address lie: bits 4 to 6 exclusive-or bits 7 to 9.
 inline uint32_t swizzled(uint32_t address) { return address ^ (address >> 3 & 0x70); }

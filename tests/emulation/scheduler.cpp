@@ -279,6 +279,7 @@ const char *name_of(Together kind) {
     case Together::shuffle: return "a shuffle";
     case Together::ballot: return "a ballot";
     case Together::matrices: return "stmatrix";
+    case Together::fetch: return "ldmatrix";
     case Together::product: return "wgmma";
     case Together::commit: return "wgmma.commit";
     case Together::drain: return "wgmma.wait";

@@ -103,7 +103,7 @@ def make_group(sizes: Sizes, segments: Segments | None, device: str) -> Group:
         for mine in tables
     ]
     return Group(
-        layout, torch.device(device), tuple(tables), _bytes(records.table(peers), device), words
+        layout, torch.device(device), tuple(tables), bytes_on(records.table(peers), device), words
     )
 
 
@@ -131,7 +131,7 @@ def make_inputs(group: Group, topk_of_ranks: Sequence[np.ndarray], seed: int = 0
     if group.layout.sizes.ranks == 1:
         return Inputs(tuple(ids), tuple(x), made[0], None, None)
     pointers = torch.tensor([one.data_ptr() for one in ids], dtype=torch.int64)
-    many = _bytes(records.table(made), str(group.device))
+    many = bytes_on(records.table(made), str(group.device))
     return Inputs(tuple(ids), tuple(x), records.Rank(), many, pointers.to(group.device))
 
 
@@ -183,14 +183,14 @@ def find_differences(
             name: table.cpu().numpy().view(np.uint32) for name, table in group.tables[rank].items()
         }
         for name, wanted in _tables(group, inputs, rank, plan, epoch, words).items():
-            found += _compare(f"rank {rank} {name}", wanted, words[name][: len(wanted)])
+            found += compare(f"rank {rank} {name}", wanted, words[name][: len(wanted)])
             # Nothing beyond: not in the rest of a table, and not behind it.
             if name in ("routes", "blocks", "groups", "x"):
                 rest = words[name][len(wanted) :]
-                found += _compare(f"rank {rank} behind {name}", np.full_like(rest, DIRT), rest)
+                found += compare(f"rank {rank} behind {name}", np.full_like(rest, DIRT), rest)
         for name, length in group.lengths.items():
             guard = words[name][length:]
-            found += _compare(f"rank {rank} guard of {name}", np.full_like(guard, DIRT), guard)
+            found += compare(f"rank {rank} guard of {name}", np.full_like(guard, DIRT), guard)
     return found
 
 
@@ -230,7 +230,8 @@ def _tables(
     }
 
 
-def _compare(name: str, wanted: np.ndarray, seen: np.ndarray) -> list[str]:
+def compare(name: str, wanted: np.ndarray, seen: np.ndarray) -> list[str]:
+    """Nothing, or a line that tells of the first word that differs."""
     (places,) = np.nonzero(wanted != seen)
     if len(places) == 0:
         return []
@@ -287,5 +288,6 @@ def cuda_backend(device: int = 0) -> Callable[..., None]:
     return backend
 
 
-def _bytes(data: bytes, device: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+def bytes_on(data: bytes, device: str) -> torch.Tensor:
+    """Bytes in new memory of the device, aligned as records have to be."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device, copy=True)

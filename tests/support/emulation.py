@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import shutil
 import struct
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +33,7 @@ from mok.hopper.workspace import HopperWorkspace, Kernels, Timeouts, assemble, c
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "tests" / "emulation"
 CSRC = ROOT / "csrc"
-FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
+FLAGS = ("-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
 _MAGIC = 0x6D61702E656D7531
 _EVERY_CTA = 0xFFFFFFFF
 _REPORT = 16384
@@ -40,7 +42,12 @@ _PARTS = {
     "forward": (("forward",), ("forward",)),
     "forward_group": (("forward_group",), ("forward_group",)),
     "schedule": (("schedule", "enter"), ("publish", "count", "scan", "place", "enter")),
+    "enter_backward": (("enter_backward",), ("enter_backward",)),
+    "backward": (("backward",), ("backward",)),
+    "backward_group": (("backward_group",), ("backward_group",)),
+    "transposed": (("transposed",), ("transposed",)),
 }
+FORWARD_PARTS = ("forward", "forward_group", "schedule")
 
 
 def compiler() -> str | None:
@@ -54,7 +61,7 @@ class Launch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint32) for name in ("stream", "kernel", "grid_x", "grid_y", "block")),
         *((name, ctypes.c_uint32) for name in ("shared", "resident", "ranks_here")),
-        *((name, ctypes.c_void_p) for name in ("one", "many", "ids", "ids_many")),
+        *((name, ctypes.c_void_p) for name in ("one", "many", "ids", "ids_many", "grad", "grads")),
     )
 
 
@@ -75,26 +82,33 @@ class Emulator:
     kernels: dict[str, int]
 
 
-def build(folder: Path, csrc: Path = CSRC) -> Emulator:
-    """Compiles everything into an empty folder. Only one machine may be loaded in a process."""
-    output = folder / "machine.so"
-    _compile(output, sorted(SOURCES.glob("*.cpp")), CSRC, "-O3")
-    library = ctypes.CDLL(str(output), mode=ctypes.RTLD_GLOBAL)
-    return add_kernels(Emulator(library, {}), folder, csrc)
+@functools.cache
+def _machine() -> ctypes.CDLL:
+    """The machine of this process: a second one would be mixed up with the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "machine.so"
+        _compile(output, sorted(SOURCES.glob("*.cpp")), CSRC)
+        return ctypes.CDLL(str(output), mode=ctypes.RTLD_GLOBAL)
+
+
+def build(folder: Path, csrc: Path = CSRC, parts: Sequence[str] = FORWARD_PARTS) -> Emulator:
+    """The machine with kernels of these parts, compiled into an empty folder."""
+    return add_kernels(Emulator(_machine(), {}), folder, csrc, parts)
 
 
 def add_kernels(
-    emulator: Emulator, folder: Path, csrc: Path, parts: Sequence[str] = tuple(_PARTS)
+    emulator: Emulator, folder: Path, csrc: Path, parts: Sequence[str], *flags: str
 ) -> Emulator:
     """The same machine with kernels of other sources; parts that are not named stay.
 
-    folder: another one each time, since a loaded library's file must not change.
+    folder: another one each time, since a loaded library's file must not change. flags: beside
+    FLAGS.
     """
     kernels = dict(emulator.kernels)
     for part in parts:
         units, names = _PARTS[part]
         output = folder / f"{part}.so"
-        _compile(output, [SOURCES / "kernels" / f"{unit}.cpp" for unit in units], csrc)
+        _compile(output, [SOURCES / "kernels" / f"{unit}.cpp" for unit in units], csrc, *flags)
         ctypes.CDLL(str(output))  # it announces its kernels to the machine
         for name in names:
             kernels[name] = int(emulator.library.emulator_kernel(name.encode()))
@@ -123,9 +137,22 @@ class Recorder:
     skip: frozenset[tuple[int, str]] = frozenset()
 
 
+def aligned_copy(record: ctypes.Structure) -> tuple[object, int]:
+    """Memory that holds a copy of a record, and its address, a multiple of 64 (alignas)."""
+    nbytes = ctypes.sizeof(record)
+    memory = (ctypes.c_uint8 * (nbytes + 64))()
+    start = -(-ctypes.addressof(memory) // 64) * 64
+    ctypes.memmove(start, ctypes.byref(record), nbytes)
+    return memory, start
+
+
 @dataclass(frozen=True)
 class EmulatedKernel:
-    """Looks like mok.jit.Kernel; a launch is recorded."""
+    """Looks like mok.jit.Kernel; a launch is recorded.
+
+    Arguments as on the device: records by value, then tables of them or None, as each kernel's
+    signature has it.
+    """
 
     name: str
     recorder: Recorder
@@ -133,34 +160,39 @@ class EmulatedKernel:
     def launch(
         self, *args: object, grid: int | tuple[int, ...], block: int, shared: int = 0
     ) -> None:
-        recorder = self.recorder
-        if (recorder.stream, self.name) in recorder.skip:
+        recorder, name = self.recorder, self.name
+        if (recorder.stream, name) in recorder.skip:
             return
-        one, many, *rest = args
-        assert isinstance(one, records.Rank)
-        copied = records.Rank.from_buffer_copy(bytes(one))
-        memory = (ctypes.c_uint8 * (ctypes.sizeof(records.Rank) + 64))()  # alignas(64)
-        start = -(-ctypes.addressof(memory) // 64) * 64
-        ctypes.memmove(start, ctypes.byref(copied), ctypes.sizeof(copied))
-        x, y = (grid, 1) if isinstance(grid, int) else grid
-        name = self.name
-        ranks_here, ids = 1, [None, None]
-        if name == "forward":
-            assert isinstance(rest[0], ctypes.c_uint32)
-            ranks_here = rest[0].value
-            name = "forward" if many is None else "forward_group"
-        elif name == "publish":
-            ids = [None if t is None else t.data_ptr() for t in rest]  # type: ignore[attr-defined]
-        address = None if many is None else many.data_ptr()  # type: ignore[attr-defined]
-        resident = recorder.resident if self.name == "forward" else _EVERY_CTA
-        recorder.launches.append(
-            Launch(
-                recorder.stream,
-                recorder.emulator.kernels[name],
-                *(x, y, block, shared, resident, ranks_here, start, address, *ids),
-            )
-        )
-        recorder.keep += [memory, many, *rest]
+        made = Launch(stream=recorder.stream, block=block, shared=shared, ranks_here=1)
+        made.grid_x, made.grid_y = (grid, 1) if isinstance(grid, int) else grid
+        by_value, tables, rest = _PARAMETERS.get(name, (("one",), ("many",), ()))
+        values = [a for a in args if isinstance(a, ctypes.Structure)]
+        others = [a for a in args if not isinstance(a, ctypes.Structure)]
+        for field_name, record in zip(by_value, values, strict=True):
+            memory, start = aligned_copy(record)
+            setattr(made, field_name, start)
+            recorder.keep.append(memory)
+        for field_name, other in zip((*tables, *rest), others, strict=True):
+            if field_name == "ranks_here":
+                assert isinstance(other, ctypes.c_uint32)
+                made.ranks_here = other.value
+            else:
+                setattr(made, field_name, None if other is None else other.data_ptr())  # type: ignore[attr-defined]
+        recorder.keep += others
+        large = name in ("forward", "backward")
+        made.resident = recorder.resident if large else _EVERY_CTA
+        together = large and made.many is not None
+        made.kernel = recorder.emulator.kernels[f"{name}_group" if together else name]
+        recorder.launches.append(made)
+
+
+_PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "publish": (("one",), ("many",), ("ids", "ids_many")),
+    "forward": (("one",), ("many",), ("ranks_here",)),
+    "enter_backward": (("one", "grad"), ("many", "grads"), ()),
+    "backward": (("one", "grad"), ("many", "grads"), ("ranks_here",)),
+}
+"""Fields of Launch by kernel: records by value, tables, others; in the order of its arguments."""
 
 
 @dataclass(frozen=True)
@@ -198,14 +230,15 @@ class Knobs:
     most_steps: int = 200_000_000
 
 
-def _align64(data: bytes) -> torch.Tensor:
+def align64(data: bytes) -> torch.Tensor:
+    """Bytes at an address that is a multiple of 64."""
     room = torch.zeros(len(data) + 64, dtype=torch.uint8)
     start = -room.data_ptr() % 64
     room[start : start + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return room[start : start + len(data)]
 
 
-def _poisoned(nbytes: int) -> torch.Tensor:
+def poisoned(nbytes: int) -> torch.Tensor:
     """Bytes that are NaN as bf16, 256-byte aligned as on a device."""
     room = torch.full((nbytes + 256,), 0xFF, dtype=torch.uint8)
     start = -room.data_ptr() % 256
@@ -229,7 +262,7 @@ def open_workspaces(
     recorder = Recorder(emulator)
     names = ("publish", "count", "scan", "place", "enter", "forward")
     kernels = Kernels(*(EmulatedKernel(name, recorder) for name in names))  # type: ignore[arg-type]
-    arenas = [_poisoned(layout.symmetric_bytes) for _ in range(sizes.ranks)]
+    arenas = [poisoned(layout.symmetric_bytes) for _ in range(sizes.ranks)]
     for arena in arenas:
         clear_symmetric(arena, layout)
     bases = tuple(arena.data_ptr() for arena in arenas)
@@ -238,7 +271,7 @@ def open_workspaces(
     for rank in range(sizes.ranks):
         made = assemble(*(layout, device, rank, arenas[rank], bases, kernels, Timeouts(), arenas))
         cache = MapCache(encoder=encode)
-        local = _poisoned(layout.local_bytes)
+        local = poisoned(layout.local_bytes)
         local[: layout.control] = 0
         for name in ("blocks", "groups", "counts", "routes", "expert_rows"):
             region = layout.local[name]
@@ -259,7 +292,7 @@ def run(
     """Launches in order under one workspace; problems[launch][rank]. Results are NaN at first."""
     workspaces, recorder = open_workspaces(emulator, sizes, knobs)
     recorder.resident, recorder.skip = knobs.resident, knobs.skip
-    regions = _workspace_regions(workspaces)
+    regions = workspace_regions(workspaces)
     results: list[list[Results]] = []
     for given in problems:
         made, packed = [], []
@@ -267,26 +300,27 @@ def run(
             packing.check_fits(workspace, problem)
             rows = saved_rows(problem.x.shape[0], sizes) if knobs.save else None
             result = packing.make_results(problem, rows)
-            for tensor in _tensors(result):
+            for tensor in tensors_of(result):
                 tensor.fill_(torch.nan)
             made.append(result)
             packed.append(packing.pack(workspace, problem, result))
-            regions += _call_regions(workspace.rank, problem, result)
+            regions += call_regions(workspace.rank, problem, result)
         results.append(made)
-        _launch(recorder, workspaces, given, packed, knobs)
-    failure = _run_launches(recorder, regions, knobs)
+        launch_ranks(recorder, workspaces, given, packed, knobs)
+    failure = run_launches(recorder, regions, knobs)
     return Outcome(results, failure, workspaces)
 
 
-def _launch(
+def launch_ranks(
     recorder: Recorder,
     workspaces: Sequence[HopperWorkspace],
     given: Sequence[Problem],
     packed: Sequence[records.Rank],
     knobs: Knobs,
 ) -> None:
+    """Records a forward of every rank: one launch, or one each in a stream of its own."""
     if knobs.together and len(workspaces) > 1:
-        many = _align64(records.table(packed))
+        many = align64(records.table(packed))
         ids = torch.tensor([p.topk.data_ptr() for p in given], dtype=torch.int64)
         recorder.keep.append(ids)
         ctas = knobs.ctas * len(workspaces)
@@ -297,7 +331,8 @@ def _launch(
         launch_kernels([workspace], packed[rank], None, (given[rank].topk, None), knobs.ctas)
 
 
-def _run_launches(recorder: Recorder, regions: list[tuple[str, torch.Tensor]], knobs: Knobs) -> str:
+def run_launches(recorder: Recorder, regions: list[tuple[str, torch.Tensor]], knobs: Knobs) -> str:
+    """Runs what was recorded; what went wrong, or "". regions: all memory that may be used."""
     known: dict[int, tuple[str, int]] = {}
     for name, tensor in regions:
         nbytes = tensor.numel() * tensor.element_size()
@@ -316,12 +351,14 @@ def _run_launches(recorder: Recorder, regions: list[tuple[str, torch.Tensor]], k
     return report.value.decode()
 
 
-def _tensors(result: Results) -> list[torch.Tensor]:
+def tensors_of(result: Results) -> list[torch.Tensor]:
+    """Those that there are."""
     every = (result.out, result.gate, result.up, result.shared_gate, result.shared_up)
     return [tensor for tensor in every if tensor is not None]
 
 
-def _workspace_regions(workspaces: Sequence[HopperWorkspace]) -> list[tuple[str, torch.Tensor]]:
+def workspace_regions(workspaces: Sequence[HopperWorkspace]) -> list[tuple[str, torch.Tensor]]:
+    """All that lies in the arenas, by name."""
     found = []
     for w in workspaces:
         for arena, table in ((w.local, w.layout.local), (w.symmetric, w.layout.symmetric)):
@@ -331,7 +368,8 @@ def _workspace_regions(workspaces: Sequence[HopperWorkspace]) -> list[tuple[str,
     return found
 
 
-def _call_regions(rank: int, problem: Problem, result: Results) -> list[tuple[str, torch.Tensor]]:
+def call_regions(rank: int, problem: Problem, result: Results) -> list[tuple[str, torch.Tensor]]:
+    """A call's own tensors, by name."""
     named = {"x": problem.x, "router": problem.router, "topk": problem.topk}
     named |= {"w_gate": problem.gate, "w_up": problem.up, "w_down": problem.down}
     shared = problem.shared or ()

@@ -96,8 +96,18 @@ def draw_example(rng: random.Random) -> Example:
 
 
 def _draw(rng: random.Random) -> Example:
-    ranks, experts = rng.choice([1, 1, 2, 2, 3, 4]), rng.choice([1, 2, 3, 5])
-    hidden, width = rng.choice([64, 128, 192, 320]), rng.choice([64, 128, 192])
+    shapes = draw_shapes(rng)
+    return Example(shapes, draw_knobs(rng, len(shapes[0].tokens)))
+
+
+def draw_shapes(
+    rng: random.Random,
+    widths: Sequence[int] = (64, 128, 192),
+    every_experts: Sequence[int] = (1, 2, 3, 5),
+) -> tuple[Shape, ...]:
+    """One layer over several ranks, with tokens and a routing for each launch."""
+    ranks, experts = rng.choice([1, 1, 2, 2, 3, 4]), rng.choice(every_experts)
+    hidden, width = rng.choice([64, 128, 192, 320]), rng.choice(widths)
     slots = rng.randint(1, min(4, (ranks * experts + 1) // 2))
     shared, clamped = rng.choice([None, None, 64, 192]), rng.random() < 0.3
     room = rng.choice([0, 0, 350])
@@ -110,8 +120,13 @@ def _draw(rng: random.Random) -> Example:
         launches.append(
             Shape(tuple(counts), hidden, width, experts, slots, routing, shared, clamped, room)
         )
+    return tuple(launches)
+
+
+def draw_knobs(rng: random.Random, ranks: int) -> Knobs:
+    """CTAs, segments, rings and the seed of a schedule."""
     most = rng.choice([1, 2, 3, 5])
-    knobs = Knobs(
+    return Knobs(
         ctas=rng.choice([1, 2, 3, 7]),
         seed=rng.randrange(10**6),
         segments=Segments(rng.randint(1, most), most),
@@ -120,7 +135,6 @@ def _draw(rng: random.Random) -> Example:
         resident=1 if ranks == 1 and rng.random() < 0.3 else 1000,
         tight=rng.random() < 0.5,
     )
-    return Example(tuple(launches), knobs)
 
 
 @functools.cache

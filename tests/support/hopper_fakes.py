@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 from mok import engine
 from mok.dispatch import clean_topk, make_schedule
-from mok.hopper.layout import Sizes, make_layout
+from mok.hopper.backward_layout import make_backward_layout
+from mok.hopper.backward_memory import BackwardKernels, BackwardMemory, assemble_backward
+from mok.hopper.layout import Segments, Sizes, make_layout
 from mok.hopper.maps import MapCache, MapSpec
 from mok.hopper.packing import Problem, Results, check_fits
 from mok.hopper.saved import padded_rows
@@ -41,7 +43,7 @@ class FakeKernel:
 
 @dataclass
 class Fakes:
-    """Six kernels with one log, and a cache whose maps are numbers of the specs asked for."""
+    """Eight kernels with one log, and a cache whose maps are numbers of the specs asked for."""
 
     log: list[tuple[str, tuple[object, ...], dict[str, Any]]] = field(default_factory=list)
     specs: list[MapSpec] = field(default_factory=list)
@@ -50,6 +52,11 @@ class Fakes:
     def kernels(self) -> Kernels:
         names = [one.name for one in dataclasses.fields(Kernels)]
         return Kernels(**{name: FakeKernel(name, self.log) for name in names})  # type: ignore[arg-type]
+
+    @property
+    def backward_kernels(self) -> BackwardKernels:
+        names = [one.name for one in dataclasses.fields(BackwardKernels)]
+        return BackwardKernels(**{name: FakeKernel(name, self.log) for name in names})  # type: ignore[arg-type]
 
     def encode(self, spec: MapSpec) -> bytes:
         self.specs.append(spec)
@@ -75,6 +82,15 @@ class Fakes:
             Timeouts(5.0, 0.5),
             maps=MapCache(encoder=self.encode),
         )
+
+    def backward(
+        self, workspace: HopperWorkspace, *, segments: Segments | None = None
+    ) -> BackwardMemory:
+        layout = make_backward_layout(workspace.layout, segments)
+        symmetric = arena(layout.symmetric_bytes, CPU)
+        others = (0x9000000 * (1 + n) for n in range(1, workspace.sizes.ranks))
+        bases = (symmetric.data_ptr(), *others)
+        return assemble_backward(workspace, layout, symmetric, bases, self.backward_kernels)
 
 
 def problem_of(inputs: MoEInputs) -> Problem:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mok.hopper.backward_protocol import Columns
+from mok.hopper.layout import Segments
+
 BLOCK_ROWS = 4
 TICKET_ROWS = 2
 PER_BLOCK = BLOCK_ROWS // TICKET_ROWS
@@ -30,6 +33,13 @@ class Rules:
     down_first: bool = False
     release_at_once: bool = True  # False: a tile is released when the next one's data is there
     failed_ranks_stay_silent: bool = True
+    # Of the backward only:
+    used_counts_weights: bool = True  # False: a place of the ring is free after INPUT
+    weights_wait_for_hidden: bool = True
+    input_waits_for_hidden: bool = True
+    hidden_waits_for_again: bool = True
+    parts_come_in_turn: bool = True  # False: parts of a cut expert do not wait for COUNT_CUT
+    weights_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,13 +47,27 @@ class Routing:
     """One schedule, used by `launches` launches.
 
     tokens: per rank. rows: per rank, per block, BLOCK_ROWS of (owner, route), None for padding.
-    segments: blocks of each, per rank.
+    segments: blocks of each, per rank. backward: launches are of the backward, whose segments
+    follow from expert_rows: the rows of each expert of each rank.
     """
 
     tokens: tuple[int, ...]
     rows: tuple[tuple[tuple[tuple[int, int] | None, ...], ...], ...]
     segments: tuple[tuple[int, ...], ...]
     launches: int
+    expert_rows: tuple[tuple[int, ...], ...] = ()
+    backward: bool = False
+
+
+@dataclass(frozen=True)
+class BackwardSetting:
+    """What launches of the backward have beside. extra_ring: blocks beyond the least."""
+
+    segments: Segments
+    uncut: int
+    columns: Columns
+    saved_blocks: int = 0
+    extra_ring: int = 0
 
 
 @dataclass(frozen=True)
@@ -70,3 +94,4 @@ class Setting:
     policy: str
     chosen: int
     seed: int
+    backward: BackwardSetting | None = None

@@ -1,44 +1,30 @@
-"""A discrete simulation of ranks that run launches of the forward, with planted faults.
+"""A discrete simulation of ranks that run launches, of forward and backward, with planted faults.
 
 Agents are generators: each yields the condition of its next step (None: none) and a scheduler picks
-one whose condition holds. Which waits there are is taken from mok/hopper/protocol.py; who takes
-tickets, and how ranks tell each other, is modelled here. Each rank's host stream publishes and
-builds schedules, enters and launches; a CTA is a producer, a consumer and movers.
+one whose condition holds. Which waits there are is taken from mok/hopper/protocol.py and
+backward_protocol.py; who takes tickets, and how ranks tell each other, is modelled here. Each
+rank's host stream publishes and builds schedules, enters and launches; a CTA is a producer, a
+consumer and movers.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from protocol_memory import Cell, Memory, Rank, task_name
+from protocol_backward import Backward
+from protocol_memory import Memory, Rank
+from protocol_passes import Forward, Pass
 from protocol_scheduler import Agent, Running, Scheduler
-from protocol_settings import BLOCK_ROWS, PER_BLOCK, TICKET_ROWS, Routing, Rules, Setting
+from protocol_settings import PER_BLOCK, TICKET_ROWS, Routing, Rules, Setting
 
-from mok.hopper.protocol import (
-    DISPATCH,
-    DOWN,
-    END,
-    SHARED_DOWN,
-    SHARED_UP,
-    SUM,
-    UP,
-    Group,
-    Task,
-    Work,
-    counted,
-    find_task,
-    least_rings,
-    needs,
-    order_groups,
-)
 from mok.hopper.ticket_logs import DONE, DRAWN, STARTED, Record
 
 SCHEDULED, ENTERED, PULLED, PUSHED = range(4)
 
-_Drawn = tuple[int, Task]
+_Drawn = tuple[int, Any]
 
 
 class Simulation:
@@ -57,6 +43,8 @@ class Simulation:
         self.scheduler = Scheduler(setting)
         self.memory = Memory(setting, self.count, self.scheduler.gave_up, keep_going)
         self.ranks = self.memory.ranks
+        given = (setting, self.rules, self.memory)
+        self.passes: dict[bool, Pass] = {False: Forward(*given), True: Backward(*given)}
         self.logs: dict[int, list[Record]] = {}  # by launch; a step of the scheduler is a tick
         devices = [self.ranks] if setting.local else [[rank] for rank in self.ranks]
         for ranks in devices:
@@ -105,7 +93,7 @@ class Simulation:
                 epoch += 1
                 entering = [self._enter(rank, routing, epoch) for rank in ranks]
                 yield from self._together(entering, ranks)
-                yield from self._forward(ranks, routing, epoch)
+                yield from self._launch(ranks, routing, epoch)
 
     def _together(self, agents: list[Agent], ranks: list[Rank]) -> Agent:
         started = [
@@ -117,7 +105,7 @@ class Simulation:
         yield None
         if self._failed(rank) and self.rules.failed_ranks_stay_silent:
             return
-        cell = rank.ids[schedule % self.rules.ids_buffers]
+        cell = rank.cell("ids", schedule % self.rules.ids_buffers)
         self.memory.begin_write(rank, cell, f"ids of rank {rank.index}, schedule {schedule}")
         yield None
         cell.tag, cell.unread = schedule, self.count - 1
@@ -127,7 +115,7 @@ class Simulation:
     def _build(self, rank: Rank, schedule: int) -> Agent:
         peers = self._rotated(rank)
         yield partial(self._all_told, rank, SCHEDULED, [peer.index for peer in peers], schedule)
-        cells = [peer.ids[schedule % self.rules.ids_buffers] for peer in peers]
+        cells = [peer.cell("ids", schedule % self.rules.ids_buffers) for peer in peers]
         for end in (False, True):
             for peer, cell in zip(peers, cells, strict=True):
                 where = f"rank {rank.index} reads ids of {peer.index}"
@@ -138,8 +126,9 @@ class Simulation:
         yield None
         if self.rules.counters_zeroed_by_enter:
             rank.counters.clear()
+        launch = self.passes[routing.backward]
         rank.epoch = epoch
-        rank.work = self._work(rank, routing)
+        rank.work = launch.make_work(rank, routing)
         remote = sum(
             row is not None and row[0] == rank.index
             for peer in self._rotated(rank)
@@ -147,36 +136,17 @@ class Simulation:
             for row in block
         )
         if routing.tokens[rank.index] and not self._failed(rank):
-            self.memory.begin_write(rank, rank.staged, f"x of rank {rank.index} for launch {epoch}")
+            staged = rank.cell("staged")
+            self.memory.begin_write(rank, staged, f"x of rank {rank.index} for launch {epoch}")
             yield None
-            rank.staged.tag, rank.staged.unread = epoch, remote
+            staged.tag, staged.unread = epoch, remote
         yield from self._tell(rank, ENTERED, epoch)
         if rank.work.dispatches == 0:
             yield from self._tell(rank, PULLED, epoch)
         if rank.work.results == 0:
             yield from self._tell(rank, PUSHED, epoch)
 
-    def _work(self, rank: Rank, routing: Routing) -> Work:
-        setting = self.setting
-        segments, tokens = routing.segments[rank.index], routing.tokens[rank.index]
-        shared = -(-tokens // BLOCK_ROWS) if setting.shared else 0
-        groups = order_groups(
-            segments,
-            shared_blocks=shared,
-            sums=tokens,
-            columns_up=setting.columns_up,
-            columns_down=setting.columns_down,
-            columns_shared=1,
-        )
-        if self.rules.down_first:
-            groups = _down_first(groups, setting.columns_up, setting.columns_down)
-        least_x, least_h = least_rings(segments)
-        ring_x = max(1, least_x + setting.extra_x)
-        ring_h = max(1, least_h + setting.extra_h)
-        columns = (setting.columns_up, setting.columns_down, 1)
-        return Work(groups, ring_x, ring_h, *columns, dispatch_per_block=PER_BLOCK)
-
-    def _forward(self, ranks: list[Rank], routing: Routing, epoch: int) -> Agent:
+    def _launch(self, ranks: list[Rank], routing: Routing, epoch: int) -> Agent:
         yield None
         if not self.rules.flags_are_epochs:
             for rank in ranks:
@@ -222,19 +192,14 @@ class Simulation:
         rank.counters[queue, 0] += 1
         return rank.counters[queue, 0] - 1
 
-    def _satisfied(self, rank: Rank, task: Task, epoch: int) -> bool:
+    def _satisfied(self, rank: Rank, launch: Pass, task: Any, epoch: int) -> bool:
         if self._failed(rank):
             return True
-        assert rank.work is not None
         rules, counters = self.rules, rank.counters
-        for need in needs(rank.work, task):
-            if task.kind == UP and need.counter == "down" and not rules.hidden_waits_for_ring:
-                continue
-            if task.kind == DISPATCH and not rules.x_waits_for_ring:
-                continue
+        for need in launch.needs(rank, task):
             if counters[need.counter, need.index] < need.at_least:
                 return False
-        kind = {SUM: PUSHED, END: PULLED}.get(task.kind)
+        kind = {launch.sum: PUSHED, launch.end: PULLED}.get(task.kind)
         if (kind == PUSHED and rules.sum_waits_for_pushed) or (
             kind == PULLED and rules.exit_waits_for_pulled
         ):
@@ -244,20 +209,21 @@ class Simulation:
     def _producer(
         self, rank: Rank, cta: int, pipe: deque[_Drawn], routing: Routing, epoch: int
     ) -> Agent:
-        assert rank.work is not None
+        launch = self.passes[routing.backward]
         yield None
         number = self._next(rank, cta)
         while True:
-            task = find_task(rank.work, number)
-            self._log(rank, cta, epoch, task, number, DRAWN)
-            yield partial(self._satisfied, rank, task, epoch)
-            self._log(rank, cta, epoch, task, number, STARTED)
+            task = launch.find_task(rank, number)
+            self._log(launch, rank, cta, epoch, task, number, DRAWN)
+            yield partial(self._satisfied, rank, launch, task, epoch)
+            self._log(launch, rank, cta, epoch, task, number, STARTED)
             yield None
             mine, number = number, self._next(rank, number + self.setting.grid)
             yield lambda: len(pipe) < self.setting.depth
             pipe.append((mine, task))
-            self.memory.read(rank, task, routing, epoch, end=False)
-            if task.kind == END:
+            looks, where = launch.reads(rank, task, routing, epoch), launch.task_name
+            self.memory.read(rank, looks, where(rank, task, epoch), end=False)
+            if task.kind == launch.end:
                 return
 
     def _next(self, rank: Rank, static: int) -> int:
@@ -266,45 +232,56 @@ class Simulation:
     def _consumer(
         self, rank: Rank, cta: int, pipe: deque[_Drawn], routing: Routing, epoch: int
     ) -> Agent:
+        launch = self.passes[routing.backward]
         held: _Drawn | None = None
         while True:
             yield lambda: bool(pipe)
             number, task = pipe.popleft()
-            if task.kind == END:
+            if task.kind == launch.end:
                 if held is not None:
-                    yield from self._release(rank, cta, held, epoch)
+                    yield from self._release(rank, cta, launch, held, epoch)
                 return
-            self.memory.write(rank, task, routing, epoch, end=False)
+            where = launch.task_name(rank, task, epoch)
+            puts = launch.writes(rank, task, routing, epoch)
+            self.memory.write(rank, puts, where, end=False)
             yield None
             if held is not None:
-                yield from self._release(rank, cta, held, epoch)
+                yield from self._release(rank, cta, launch, held, epoch)
             yield None
-            self.memory.read(rank, task, routing, epoch, end=True)
-            self.memory.write(rank, task, routing, epoch, end=True)
+            looks = launch.reads(rank, task, routing, epoch)
+            self.memory.read(rank, looks, where, end=True)
+            # Again, since a rank that has failed by now writes to nobody else.
+            puts = launch.writes(rank, task, routing, epoch)
+            self.memory.write(rank, puts, where, end=True)
+            launch.deliver(rank, task, routing, epoch)
+            if task.kind == launch.sum:
+                rank.summed[epoch, task.block] += 1
             held = (number, task)
             yield None
             if not pipe and self.rules.release_at_once:
-                yield from self._release(rank, cta, held, epoch)
+                yield from self._release(rank, cta, launch, held, epoch)
                 held = None
 
-    def _release(self, rank: Rank, cta: int, drawn: _Drawn, epoch: int) -> Agent:
+    def _release(self, rank: Rank, cta: int, launch: Pass, drawn: _Drawn, epoch: int) -> Agent:
         assert rank.work is not None
         number, task = drawn
-        self._log(rank, cta, epoch, task, number, DONE)
-        for counter in counted(task):
+        self._log(launch, rank, cta, epoch, task, number, DONE)
+        for counter in launch.counted(task):
             yield None
             rank.counters[counter] += 1
             last = counter == ("results", 0) and rank.counters[counter] == rank.work.results
             if last and self.rules.pushed_told_by_last_tile:
                 yield from self._tell(rank, PUSHED, epoch)
 
-    def _log(self, rank: Rank, cta: int, epoch: int, task: Task, number: int, event: int) -> None:
-        if task.kind != END:
+    def _log(
+        self, launch: Pass, rank: Rank, cta: int, epoch: int, task: Any, number: int, event: int
+    ) -> None:
+        if task.kind != launch.end:
             record = (rank.index << 24 | cta, task.kind << 28 | number, event << 24 | task.column)
             self.logs.setdefault(epoch, []).append((*record, self.scheduler.steps))
 
     def _mover(self, rank: Rank, cta: int, routing: Routing, epoch: int) -> Agent:
-        work = rank.work
+        launch, work = self.passes[routing.backward], rank.work
         assert work is not None
         while True:
             yield None
@@ -312,26 +289,27 @@ class Simulation:
             block, part = divmod(number, PER_BLOCK)
             if block >= work.blocks:
                 return
-            task = Task(DISPATCH, block, 0)
+            task = launch.dispatch(block)
             rows = range(part * TICKET_ROWS, (part + 1) * TICKET_ROWS)
             origins = [routing.rows[rank.index][block][row] for row in rows]
             remote = [row[0] for row in origins if row is not None and row[0] != rank.index]
-            self._log(rank, cta, epoch, task, number, DRAWN)
-            yield partial(self._satisfied, rank, task, epoch)
+            self._log(launch, rank, cta, epoch, task, number, DRAWN)
+            yield partial(self._satisfied, rank, launch, task, epoch)
             if self.rules.dispatch_waits_for_entered:
                 yield partial(self._all_told, rank, ENTERED, set(remote), epoch)
-            self._log(rank, cta, epoch, task, number, STARTED)
-            where = task_name(rank, task, epoch)
-            cells = [rank.x_ring.setdefault((block % work.ring_x, row), Cell()) for row in rows]
-            for cell in cells:
+            self._log(launch, rank, cta, epoch, task, number, STARTED)
+            where = launch.task_name(rank, task, epoch)
+            cells = launch.ring_cells(rank, block, rows)
+            for cell, _ in cells:
                 self.memory.begin_write(rank, cell, where)
             for end in (False, True):
                 for source in remote:
-                    self.memory.look(rank, self.ranks[source].staged, epoch, where, end=end)
+                    staged = self.ranks[source].cell("staged")
+                    self.memory.look(rank, staged, epoch, where, end=end)
                 yield None
-            for row, cell in zip(rows, cells, strict=True):
-                cell.tag, cell.unread = (epoch, block, row), work.columns_up
-            self._log(rank, cta, epoch, task, number, DONE)
+            for row, (cell, readers) in zip(rows, cells, strict=True):
+                cell.tag, cell.unread = (epoch, block, row), readers
+            self._log(launch, rank, cta, epoch, task, number, DONE)
             yield None
             rank.counters["ready", block] += 1
             rank.counters["dispatched", 0] += 1
@@ -341,16 +319,20 @@ class Simulation:
     # --- at the end
 
     def check_end(self) -> None:
-        """Every launch ended, every token summed once in each, and flags equal epochs."""
+        """Every launch ended, all results are there once in each, and flags equal epochs."""
         epoch = 0
         expected: Counter[tuple[int, int, int]] = Counter()
+        delivered: Counter[tuple[object, ...]] = Counter()
         for routing in self.routings:
             for _ in range(routing.launches):
                 epoch += 1
                 for index, tokens in enumerate(routing.tokens):
                     expected.update((index, epoch, token) for token in range(tokens))
+                delivered += self.passes[routing.backward].expected(routing, epoch)
         seen = {(rank.index, *key): n for rank in self.ranks for key, n in rank.summed.items()}
         assert seen == dict(expected)
+        given = {(rank.index, *key): n for rank in self.ranks for key, n in rank.delivered.items()}
+        assert given == dict(delivered)
         for rank in self.ranks:
             assert rank.ended == epoch
             for kind, value in ((SCHEDULED, len(self.routings)), *((k, epoch) for k in (1, 2, 3))):
@@ -360,16 +342,3 @@ class Simulation:
 
 def _one_left(ctas: list[list[Running]]) -> bool:
     return any(all(warp.done for warp in warps) for warps in ctas)
-
-
-def _down_first(groups: tuple[Group, ...], columns_up: int, columns_down: int) -> tuple[Group, ...]:
-    """Down of each segment before its up: a fault."""
-    swapped = [
-        replace(group, kind={UP: DOWN, DOWN: UP}.get(group.kind, group.kind)) for group in groups
-    ]
-    columns = {UP: columns_up, DOWN: columns_down, SHARED_UP: 1, SHARED_DOWN: columns_down, SUM: 1}
-    found, ticket = [], 0
-    for group in swapped:
-        found.append(replace(group, ticket=ticket))
-        ticket += group.blocks * columns.get(group.kind, 0)
-    return tuple(found)

@@ -27,6 +27,10 @@ typedef unsigned long long u64;
 struct alignas(16) uint4 {
   u32 x, y, z, w;
 };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 
 static inline u32 min(u32 a, u32 b) { return a < b ? a : b; }
@@ -54,6 +58,12 @@ static inline float __shfl_sync(u32 mask, float v, int lane) {
 }
 static inline u32 __shfl_up_sync(u32 mask, u32 v, u32 distance) {
   return require_full(mask), emu::shuffle_up(v, distance);
+}
+static inline u32 __shfl_xor_sync(u32 mask, u32 v, u32 bits) {
+  return require_full(mask), emu::shuffle(v, emu::lane() ^ bits);
+}
+static inline float __shfl_xor_sync(u32 mask, float v, u32 bits) {
+  return __builtin_bit_cast(float, __shfl_xor_sync(mask, __builtin_bit_cast(u32, v), bits));
 }
 static inline u32 __ballot_sync(u32 mask, bool v) { return require_full(mask), emu::ballot(v); }
 static inline bool __any_sync(u32 mask, bool v) { return __ballot_sync(mask, v) != 0; }

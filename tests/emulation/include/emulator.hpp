@@ -27,12 +27,14 @@ uint64_t now();
 void pause();  // after a poll that saw nothing new: until the word that was read changes
 
 // ---- a warp together: all 32 lanes call, the last one does it for all
+uint32_t lane();
 void sync_warp();
 uint32_t shuffle(uint32_t value, uint32_t source);
 uint64_t shuffle64(uint64_t value, uint32_t source);
 uint32_t shuffle_up(uint32_t value, uint32_t distance);
 uint32_t ballot(bool value);
 void store_matrices(uint32_t to, const uint32_t (&words)[4]);
+void load_matrices(uint32_t from, uint32_t (&words)[4]);
 
 // ---- barriers
 void bar_sync(uint32_t id, uint32_t threads);  // threads 0: all of the CTA
@@ -44,12 +46,15 @@ void barrier_wait(uint32_t address, uint32_t parity);
 // ---- shared memory, the copy engine, the tensor cores
 uint32_t shared_address(const void *pointer);
 void read_shared(uint32_t from, void *to, uint32_t bytes);
-void tma_load(uint32_t to, const void *map, uint32_t barrier, int x, int y, int z);
-void tma_store(const void *map, uint32_t from, int x, int y);
+// rank: dimensions of the map, 2 or 3; z counts for 3.
+void tma_load(uint32_t rank, uint32_t to, const void *map, uint32_t barrier, int x, int y, int z);
+void tma_store(uint32_t rank, const void *map, uint32_t from, int x, int y, int z);
 void tma_commit();
 void tma_wait(uint32_t pending, bool only_reads);
 void proxy_fence();
-void wgmma(float *accumulator, uint64_t a, uint64_t b, bool accumulate);
+// across: the operand lies with its rows or columns innermost, K outside (transposed).
+void wgmma(float *accumulator, uint64_t a, uint64_t b, bool accumulate, bool across_a,
+           bool across_b);
 void wgmma_commit();
 void wgmma_wait(uint32_t pending);
 
@@ -65,7 +70,9 @@ void write_global(void *to, const void *from, uint32_t bytes);
 // ---- kernels announce themselves when their library is loaded
 struct Launch {
   uint32_t stream, kernel, grid_x, grid_y, block, shared, resident, ranks_here;
-  const void *one, *many, *ids, *ids_many;
+  const void *one, *many;
+  const void *ids, *ids_many;    // of publish
+  const void *grad, *grads;      // of the backward's kernels
 };
 void add_kernel(const char *name, void (*run)(const Launch &), void *(*shared_variable)(),
                 const void *dynamic);

@@ -23,13 +23,13 @@ INLINE void named_barrier(u32 id, u32 threads) { emu::bar_sync(id, threads); }
 INLINE void tma_prefetch(const void *map) { (void)map; }
 INLINE void tma_acquire_map(const void *map) { (void)map; }
 INLINE void tma_load_2d(u32 to, const void *map, u32 barrier, int x, int y) {
-  emu::tma_load(to, map, barrier, x, y, 0);
+  emu::tma_load(2, to, map, barrier, x, y, 0);
 }
 INLINE void tma_load_3d(u32 to, const void *map, u32 barrier, int x, int y, int z) {
-  emu::tma_load(to, map, barrier, x, y, z);
+  emu::tma_load(3, to, map, barrier, x, y, z);
 }
 INLINE void tma_store_2d(const void *map, u32 from, int x, int y) {
-  emu::tma_store(map, from, x, y);
+  emu::tma_store(2, map, from, x, y, 0);
 }
 // Policies of L2 change nothing here.
 INLINE void tma_commit() { emu::tma_commit(); }
@@ -45,7 +45,7 @@ INLINE void wgmma_fence() {}
 INLINE void wgmma_commit() { emu::wgmma_commit(); }
 template <int N> INLINE void wgmma_wait() { emu::wgmma_wait(N); }
 INLINE void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, int accumulate) {
-  emu::wgmma(d, a, b, accumulate != 0);
+  emu::wgmma(d, a, b, accumulate != 0, false, false);
 }
 INLINE void settle(float (&d)[128]) { (void)d; }
 INLINE void compute_now(u32 &v) { (void)v; }

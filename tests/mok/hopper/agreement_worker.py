@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from backward_fakes import simulated_backward
 from hopper_fakes import Fakes, simulated_launch
 
 import mok
@@ -91,9 +92,24 @@ def pretend(rank: int, counts: Counts) -> list[Any]:
         finally:
             counts.paused = False
 
+    def launch_backward(used: Any, memory: Any, problem: Any, given: Any, **options: Any) -> Any:
+        counts.paused = True
+        try:
+            return simulated_backward(
+                used, memory, problem, given, group=dist.group.WORLD, **options
+            )
+        finally:
+            counts.paused = False
+
+    def open_backward(used: Any, group: Any, segments: Any = None) -> Any:
+        symmetric.agree_most(group, used.device, 0)  # the real one is collective
+        return Fakes().backward(used, segments=segments)
+
     for module in (support, mok.workspaces, functional):
         module.device_problem = lambda device: None  # type: ignore[attr-defined]
     passes.launch = launch  # type: ignore[assignment]
+    passes.launch_backward = launch_backward  # type: ignore[assignment]
+    symmetric.open_symmetric_backward = open_backward  # type: ignore[assignment]
     symmetric.place_of = lambda device: Place("here", f"GPU-{rank}")
 
     def opened(
@@ -238,6 +254,42 @@ def check_errors(rank: int, counts: Counts) -> None:
     right(p, out)
 
 
+def check_backward(rank: int, counts: Counts) -> None:
+    """The backward of the layer: portable, with collectives every time, then by the kernels."""
+    p = part(rank)
+
+    def gradients() -> list[torch.Tensor]:
+        leaves = [t.clone().requires_grad_() for t in (p.x, p.router, *p.weights)]
+        call = SimpleNamespace(x=leaves[0], topk=p.topk, router=leaves[1], weights=leaves[2:])
+        return list(torch.autograd.grad(layer(call), leaves, CASE.d_out[p.rows]))
+
+    def right_gradients(found: list[torch.Tensor]) -> None:
+        assert same_bits(found[0], CASE.expected["d_x"][p.rows])
+        assert same_bits(found[1], CASE.expected["d_router_weights"][p.rows])
+        for gradient, name in zip(found[2:], ("d_w_gate", "d_w_up", "d_w_down"), strict=True):
+            assert same_bits(gradient, CASE.expected[name][p.experts].bfloat16()), name
+
+    for _ in range(2):
+        with counts.some():
+            right_gradients(gradients())
+    os.environ[support.BACKWARD_VARIABLE] = "1"
+    with counts.some():
+        right_gradients(gradients())
+    with counts.none():
+        right_gradients(gradients())
+    # Ranks that do not all ask for it.
+    os.environ[support.BACKWARD_VARIABLE] = str(rank)
+    functional.clear_workspace_cache()
+    raises(
+        InputError,
+        "MOK_HOPPER_BACKWARD differs between ranks: rank 0 has 0, rank 1 has 1",
+        lambda: layer(p),
+    )
+    del os.environ[support.BACKWARD_VARIABLE]
+    with counts.some():
+        right(p, layer(p))
+
+
 def check_growth(rank: int, counts: Counts, launched: list[Any]) -> None:
     p = part(rank)
     many = SimpleNamespace(
@@ -365,6 +417,7 @@ def main() -> None:
     check_errors(rank, counts)
     check_growth(rank, counts, launched)
     check_functional(rank, counts)
+    check_backward(rank, counts)
     check_failure(rank, counts, launched)
     dist.barrier()
     dist.destroy_process_group()

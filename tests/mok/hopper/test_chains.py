@@ -10,7 +10,9 @@ import torch
 from hopper_fakes import Fakes, sizes_of, small_problem
 
 from mok import workspaces
-from mok.hopper import chains, forward
+from mok.hopper import backward, chains, forward
+from mok.hopper.backward import launch_backward
+from mok.hopper.backward_problem import BackwardProblem
 from mok.hopper.chains import Chain
 from mok.hopper.forward import launch
 
@@ -88,10 +90,19 @@ def test_groups_of_one_device_share_a_chain_and_other_devices_do_not(monkeypatch
     assert workspaces._chain(torch.device("cuda", 1)) is not first
 
 
-def test_a_failed_launch_holds_nobody_up(monkeypatch):
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_a_failed_launch_holds_nobody_up(monkeypatch, way):
     """The lock is free again and the order is kept, whatever a launch raises."""
     problem = small_problem()
-    workspace = Fakes().workspace(sizes_of(problem, 70))
+    fakes = Fakes()
+    workspace = fakes.workspace(sizes_of(problem, 70))
+    memory = fakes.backward(workspace)
+
+    def launches() -> None:
+        if way == "forward":
+            launch(workspace, problem, saved=None)
+        else:
+            launch_backward(workspace, memory, problem, BackwardProblem(problem.x))
 
     def fail(*_: Any) -> None:
         assert not _free(workspace.chain)
@@ -99,10 +110,11 @@ def test_a_failed_launch_holds_nobody_up(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(forward, "launch_kernels", fail)
+        patch.setattr(backward, "launch_backward_kernels", fail)
         with pytest.raises(RuntimeError, match="no launch"):
-            launch(workspace, problem, saved=None)
+            launches()
     assert _free(workspace.chain)
-    launch(workspace, problem, saved=None)
+    launches()
 
 
 def _free(chain: Chain) -> bool:

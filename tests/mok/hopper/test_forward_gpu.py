@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Any
 
 import pytest
 import torch
 from hopper_fakes import problem_of, sizes_of
+from hopper_runs import (
+    TIMEOUTS,
+    TRUNCATING,
+    different,
+    exact_on_cuda,
+    moe_out,
+    on_cuda,
+    open_for,
+    parts_of,
+    random_inputs,
+    run_layer,
+)
 from sync_debug import synchronising_raises
 
-import mok
 from mok import functional, reference
 from mok.config import MoKConfig
 from mok.errors import InputError, RoutingError
-from mok.exact import ExactCase, exact_case, same_bits
+from mok.exact import ExactCase, same_bits
 from mok.hopper import records
 from mok.hopper.forward import launch
 from mok.hopper.layout import Segments, saved_rows
 from mok.hopper.local_group import LocalGroup, launch_local_group, open_local_group
-from mok.hopper.packing import Problem
 from mok.hopper.support import device_problem
-from mok.hopper.workspace import HopperWorkspace, Timeouts, open_workspace
+from mok.hopper.workspace import HopperWorkspace
 from mok.reference import MoEInputs
 
 pytestmark = pytest.mark.gpu
-
-WEIGHTS = ("w_gate", "w_up", "w_down")
-TIMEOUTS = Timeouts(10.0, 10.0)
-TRUNCATING = 2.0**-22
-"""The accumulation unit of a tensor core; see mok.deviations."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,52 +43,8 @@ def _hopper() -> None:
         pytest.skip(problem)
 
 
-def _cuda(inputs: MoEInputs) -> MoEInputs:
-    moved: dict[str, Any] = {
-        field.name: value.cuda()
-        for field in dataclasses.fields(inputs)
-        if isinstance(value := getattr(inputs, field.name), torch.Tensor)
-    }
-    if inputs.shared is not None:
-        moved["shared"] = tuple(weight.cuda() for weight in inputs.shared)
-    return dataclasses.replace(inputs, **moved)
-
-
-@functools.cache
-def _exact(*args: Any, **options: Any) -> tuple[ExactCase, MoEInputs]:
-    case = exact_case(*args, **options)
-    return case, _cuda(case.inputs)
-
-
-def _out(inputs: MoEInputs, **options: Any) -> torch.Tensor:
-    return mok.moe(
-        *(inputs.x, inputs.topk_experts, inputs.router_weights),
-        *(inputs.w_gate, inputs.w_up, inputs.w_down, inputs.shared, inputs.swiglu_limit),
-        **{"backend": "hopper", **options},
-    )
-
-
-def _run(inputs: MoEInputs, d_out: torch.Tensor) -> dict[str, torch.Tensor]:
-    names = ("x", "router_weights", *WEIGHTS)
-    leaves = {name: getattr(inputs, name).detach().requires_grad_() for name in names}
-    if inputs.shared is not None:
-        shared = tuple(weight.detach().requires_grad_() for weight in inputs.shared)
-        leaves |= dict(zip((f"w_shared_{n}" for n in ("gate", "up", "down")), shared, strict=True))
-    else:
-        shared = None
-    given = dataclasses.replace(inputs, shared=shared, **{n: leaves[n] for n in names})
-    out = _out(given)
-    grads = torch.autograd.grad(out, list(leaves.values()), d_out.cuda())
-    return {"out": out.detach()} | {f"d_{n}": g for n, g in zip(leaves, grads, strict=True)}
-
-
 def _expect_exact(case: ExactCase, inputs: MoEInputs) -> None:
-    found = _run(inputs, case.d_out)
-    assert found.keys() == case.expected.keys()
-    for name, value in found.items():
-        wanted = case.expected[name]
-        wanted = wanted if name == "d_router_weights" else wanted.bfloat16()
-        assert same_bits(value, wanted), name
+    assert different(run_layer(inputs, case.d_out), case.expected) == set()
 
 
 @pytest.mark.parametrize("clamped", [False, True])
@@ -94,75 +53,47 @@ def _expect_exact(case: ExactCase, inputs: MoEInputs) -> None:
 )
 def test_exact_cases_are_bit_equal_with_their_gradients(routing: str, clamped: bool) -> None:
     slots = 1 if routing in ("k1", "one-expert") else 2
-    _expect_exact(*_exact(200, 192, 192, 8, slots, routing, shared_width=64, clamped=clamped))
+    _expect_exact(
+        *exact_on_cuda(200, 192, 192, 8, slots, routing, shared_width=64, clamped=clamped)
+    )
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 63, 64, 65, 127, 128, 129, 257])
 @pytest.mark.parametrize("shared", [None, 128])
 def test_any_number_of_tokens(tokens: int, shared: int | None) -> None:
-    _expect_exact(*_exact(tokens, 128, 64, 4, 2, shared_width=shared))
+    _expect_exact(*exact_on_cuda(tokens, 128, 64, 4, 2, shared_width=shared))
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 127, 128, 129])
 def test_an_expert_with_a_tail_of_any_length(rows: int) -> None:
-    _expect_exact(*_exact(rows, 128, 64, 3, 1, "one-expert"))
+    _expect_exact(*exact_on_cuda(rows, 128, 64, 3, 1, "one-expert"))
 
 
 @pytest.mark.parametrize("slots", range(1, 17))
 def test_any_number_of_slots(slots: int) -> None:
-    case, inputs = _exact(96, 64, 64, 16, slots)
-    assert same_bits(_out(inputs), case.expected["out"])
+    case, inputs = exact_on_cuda(96, 64, 64, 16, slots)
+    assert same_bits(moe_out(inputs), case.expected["out"])
 
 
 @pytest.mark.parametrize(("hidden", "width"), [(64, 64), (320, 448), (576, 128), (128, 1088)])
 def test_sizes_that_end_inside_of_a_tile(hidden: int, width: int) -> None:
-    case, inputs = _exact(140, hidden, width, 4, 2, "skewed", shared_width=192)
-    assert same_bits(_out(inputs), case.expected["out"])
-
-
-@functools.cache
-def _random() -> MoEInputs:
-    from mok.exact import integers
-
-    def values(name: str, *shape: int, scale: float = 1.7) -> torch.Tensor:
-        steps = torch.from_numpy((integers(name, shape) >> 40).astype("float32")) / 2.0**23 - 1.0
-        return steps * scale
-
-    tokens, hidden, width, experts, slots = 700, 256, 320, 16, 4
-    keys = torch.from_numpy((integers("routes", (tokens, experts)) >> 1).astype("int64"))
-    topk = keys.argsort(dim=1)[:, :slots].contiguous()
-    topk[::3, 0] = 5  # a crowded expert
-    topk[::3, 1:][topk[::3, 1:] == 5] = -1
-    inner, outer = 1.7 * hidden**-0.5, 1.7 * width**-0.5
-    return MoEInputs(
-        x=values("x", tokens, hidden).bfloat16(),
-        topk_experts=topk,
-        router_weights=values("router", tokens, slots, scale=0.4) + 0.5,
-        w_gate=values("gate", experts, width, hidden, scale=inner).bfloat16(),
-        w_up=values("up", experts, width, hidden, scale=inner).bfloat16(),
-        w_down=values("down", experts, hidden, width, scale=outer).bfloat16(),
-        shared=(
-            values("sg", 128, hidden, scale=inner).bfloat16(),
-            values("su", 128, hidden, scale=inner).bfloat16(),
-            values("sd", hidden, 128, scale=0.1).bfloat16(),
-        ),
-        swiglu_limit=None,
-    )
+    case, inputs = exact_on_cuda(140, hidden, width, 4, 2, "skewed", shared_width=192)
+    assert same_bits(moe_out(inputs), case.expected["out"])
 
 
 def test_random_values_stay_within_the_budget_of_float64() -> None:
-    inputs = _random()
+    inputs = random_inputs()
     exact = reference.moe(inputs, None, "exact", accumulation_unit=TRUNCATING)
     for backend in ("hopper", "portable"):
-        out = _out(_cuda(inputs), backend=backend).cpu()
+        out = moe_out(on_cuda(inputs), backend=backend).cpu()
         assert reference.budget_used(exact["out"], out) <= 1.0, backend
 
 
 def test_twenty_calls_have_one_set_of_bits() -> None:
-    inputs = _cuda(_random())
-    first = _out(inputs)
+    inputs = on_cuda(random_inputs())
+    first = moe_out(inputs)
     for _ in range(20):
-        assert same_bits(_out(inputs), first)
+        assert same_bits(moe_out(inputs), first)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +106,17 @@ def test_twenty_calls_have_one_set_of_bits() -> None:
     ids=lambda one: f"sms={one.num_sms},minibatch={one.minibatch_size}",
 )
 def test_knobs_change_no_bit(config: MoKConfig) -> None:
-    inputs = _cuda(_random())
-    assert same_bits(_out(inputs, config=config), _out(inputs))
+    inputs = on_cuda(random_inputs())
+    assert same_bits(moe_out(inputs, config=config), moe_out(inputs))
 
 
 @pytest.mark.parametrize("segments", [Segments(1, 1), Segments(1, 2), Segments(2, 3)])
 @pytest.mark.parametrize("num_sms", [1, 5, 0])
 def test_rings_that_wrap_many_times_change_no_bit(segments: Segments, num_sms: int) -> None:
-    inputs = _cuda(_random())
+    inputs = on_cuda(random_inputs())
     problem = problem_of(inputs)
-    wanted = launch(_open(problem), problem, saved=saved_rows(700, _open(problem).sizes))
-    workspace = _open(problem, segments=segments)
+    wanted = launch(open_for(problem), problem, saved=saved_rows(700, open_for(problem).sizes))
+    workspace = open_for(problem, segments=segments)
     for _ in range(3):
         found = launch(workspace, problem, saved=wanted.gate.shape[0], num_sms=num_sms)
         workspace.check()
@@ -203,102 +134,77 @@ def _valid_rows(workspace: HopperWorkspace) -> torch.Tensor:
     return torch.nonzero(workspace.words("routes")[: blocks * records.BLOCK] >= 0).squeeze(1)
 
 
-def _open(problem: Problem, tokens: int = 0, **options: Any) -> HopperWorkspace:
-    sizes = sizes_of(problem, tokens or problem.x.shape[0])
-    return open_workspace(sizes, problem.x.device, timeouts=TIMEOUTS, **options)
-
-
 def test_a_call_never_waits_for_the_device() -> None:
-    _, inputs = _exact(200, 192, 192, 8, 2, "balanced", shared_width=64, clamped=False)
-    _out(inputs)
+    _, inputs = exact_on_cuda(200, 192, 192, 8, 2, "balanced", shared_width=64, clamped=False)
+    moe_out(inputs)
     with synchronising_raises():
-        _out(inputs)
+        moe_out(inputs)
 
 
 def test_a_graph_replays_with_other_inputs() -> None:
-    case, inputs = _exact(150, 128, 64, 4, 2, "balanced")
+    case, inputs = exact_on_cuda(150, 128, 64, 4, 2, "balanced")
     names = ("x", "topk_experts", "router_weights")
     given = dataclasses.replace(inputs, **{name: getattr(inputs, name).clone() for name in names})
-    _out(given)
+    moe_out(given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = _out(given)
+        out = moe_out(given)
     for shift in (0, 1, 77, 0):
         for name in names:
             getattr(given, name).copy_(getattr(inputs, name).roll(shift, 0))
         out.fill_(-1.0)
         graph.replay()
         assert same_bits(out, case.expected["out"].roll(shift, 0)), shift
-    assert same_bits(_out(inputs), case.expected["out"])
+    assert same_bits(moe_out(inputs), case.expected["out"])
 
 
 def test_a_workspace_is_not_made_inside_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, inputs = _exact(150, 128, 64, 4, 2, "balanced")
+    case, inputs = exact_on_cuda(150, 128, 64, 4, 2, "balanced")
     functional.clear_workspace_cache()
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         with pytest.raises(InputError, match="while a CUDA graph is captured"):
-            _out(inputs)
-    assert same_bits(_out(inputs), case.expected["out"])
+            moe_out(inputs)
+    assert same_bits(moe_out(inputs), case.expected["out"])
 
 
 def test_streams_take_turns_with_one_workspace() -> None:
-    inputs = _cuda(_random())
-    wanted = _out(inputs)
+    inputs = on_cuda(random_inputs())
+    wanted = moe_out(inputs)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(3)]
     found = []
     for turn in range(12):
         with torch.cuda.stream(streams[turn % 3]):
-            found.append(_out(inputs))
+            found.append(moe_out(inputs))
     torch.cuda.synchronize()
     assert all(same_bits(out, wanted) for out in found)
 
 
 def test_bad_ids_become_unused_and_are_raised_later() -> None:
-    _, inputs = _exact(150, 128, 64, 4, 2, "balanced")
+    _, inputs = exact_on_cuda(150, 128, 64, 4, 2, "balanced")
     bad = inputs.topk_experts.clone()
     bad[3, 0], bad[7, 1], bad[9, 1] = 99, -5, bad[9, 0]
     clean = inputs.topk_experts.clone()
     clean[3, 0], clean[7, 1], clean[9, 1] = -1, -1, -1
-    wanted = _out(dataclasses.replace(inputs, topk_experts=clean))
-    found = _out(dataclasses.replace(inputs, topk_experts=bad))
+    wanted = moe_out(dataclasses.replace(inputs, topk_experts=clean))
+    found = moe_out(dataclasses.replace(inputs, topk_experts=bad))
     assert same_bits(found, wanted)
     torch.cuda.synchronize()
     with pytest.raises(RoutingError, match="3 bad expert id"):
-        _out(inputs)
-    _out(inputs)
-
-
-def _parts(inputs: MoEInputs, tokens: list[int]) -> list[Problem]:
-    """The problem of every rank: its tokens, and an equal share of the experts."""
-    experts = inputs.w_gate.shape[0] // len(tokens)
-    parts, start = [], 0
-    for rank, count in enumerate(tokens):
-        mine = slice(start, start + count)
-        own = slice(rank * experts, (rank + 1) * experts)
-        start += count
-        parts.append(
-            Problem(
-                *(inputs.x[mine], inputs.topk_experts[mine], inputs.router_weights[mine]),
-                *(getattr(inputs, name)[own].contiguous() for name in WEIGHTS),
-                inputs.shared,
-                inputs.swiglu_limit,
-            )
-        )
-    assert start == inputs.x.shape[0]
-    return parts
+        moe_out(inputs)
+    moe_out(inputs)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("num_sms", [0, 16])
 def test_any_degree_on_one_gpu_has_the_bits_of_one_rank(ranks: int, num_sms: int) -> None:
-    inputs = _cuda(_random())
-    wanted = launch(_open(problem_of(inputs)), problem_of(inputs), saved=None).out
+    inputs = on_cuda(random_inputs())
+    wanted = launch(open_for(problem_of(inputs)), problem_of(inputs), saved=None).out
     tokens = [0] * ranks
     for token in range(700):
         tokens[(token * token) % ranks if ranks > 1 else 0] += 1
-    problems = _parts(inputs, tokens)
+    problems = parts_of(inputs, tokens)
     sizes = sizes_of(problems[0], max(tokens))
     workspaces = open_local_group(
         LocalGroup(ranks), sizes, inputs.x.device, segments=Segments(1, 2), timeouts=TIMEOUTS
@@ -311,11 +217,11 @@ def test_any_degree_on_one_gpu_has_the_bits_of_one_rank(ranks: int, num_sms: int
 
 
 def test_64_ranks_on_one_gpu() -> None:
-    case, inputs = _exact(330, 64, 64, 64, 4, "skewed")
+    case, inputs = exact_on_cuda(330, 64, 64, 64, 4, "skewed")
     tokens = [(rank * 7) % 11 for rank in range(64)]
     tokens[63] += 330 - sum(tokens)
     assert min(tokens) >= 0
-    problems = _parts(inputs, tokens)
+    problems = parts_of(inputs, tokens)
     workspaces = open_local_group(
         LocalGroup(64), sizes_of(problems[0], max(tokens)), inputs.x.device, timeouts=TIMEOUTS
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from protocol_cases import cases, cut, make_routing
+from protocol_cases import cases, cut, find_faults, make_routing
 from protocol_scheduler import Broken
 from protocol_settings import Routing, Rules, Setting
 from protocol_simulation import Simulation
@@ -189,35 +189,6 @@ def routed(blocks: int, segments: tuple[int, ...], launches: int = 1) -> tuple[R
     return (Routing((2 * blocks,), (rows,), (segments,), launches),)
 
 
-def found(
-    rules: Rules, setting: Setting, *, ranks: int = 3, runs: int = 50, keep_going: bool = False
-) -> Counter[str]:
-    """What goes wrong in `runs` runs: "deadlock", or kind and subject of a violation."""
-    kinds: Counter[str] = Counter()
-    for seed in range(runs):
-        rng = random.Random(seed)
-        launches = [rng.randint(0, 2) for _ in range(3)]
-        routings = tuple(
-            make_routing(rng, ranks, setting.slots, 2, launches=count, tokens=3)
-            for count in launches
-        )
-        policy = rng.choice(("random", "starve", "favour", "newest", "oldest"))
-        chosen = rng.randrange(ranks)
-        simulation = Simulation(
-            routings,
-            replace(setting, seed=seed, policy=policy, chosen=chosen),
-            rules,
-            keep_going=keep_going,
-        )
-        try:
-            simulation.run()
-        except Broken as error:
-            if "deadlock" in str(error):
-                kinds["deadlock"] += 1
-        kinds.update({f"{v.kind}: {v.where.split()[0]}" for v in simulation.memory.violations})
-    return kinds
-
-
 @pytest.mark.parametrize("movers", [1, 3])
 def test_a_ring_one_block_below_the_least_deadlocks(movers: int) -> None:
     case = routed(7, (3, 2, 2))
@@ -259,13 +230,13 @@ def test_a_tile_that_is_released_only_with_the_next_one_deadlocks() -> None:
 
 def test_ranks_of_one_launch_deadlock_if_one_has_no_resident_cta() -> None:
     together = replace(PLAIN, local=True, grid=2)
-    assert not found(Rules(), replace(together, resident=3), runs=20)
-    assert found(Rules(), replace(together, resident=2), runs=20)["deadlock"] > 5
+    assert not find_faults(Rules(), replace(together, resident=3), runs=20)
+    assert find_faults(Rules(), replace(together, resident=2), runs=20)["deadlock"] > 5
 
 
 def test_the_protocol_is_clean_where_its_faults_are_looked_for() -> None:
-    assert not found(Rules(), PLAIN)
-    assert not found(Rules(), replace(PLAIN, resident=2, grid=3))
+    assert not find_faults(Rules(), PLAIN)
+    assert not find_faults(Rules(), replace(PLAIN, resident=2, grid=3))
 
 
 @pytest.mark.parametrize(
@@ -285,7 +256,7 @@ def test_the_protocol_is_clean_where_its_faults_are_looked_for() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_fault_between_ranks_is_found(rules: Rules, expected: str) -> None:
-    kinds = found(rules, PLAIN, keep_going=expected != "deadlock")
+    kinds = find_faults(rules, PLAIN, keep_going=expected != "deadlock")
     assert kinds[expected] >= 3, kinds
 
 

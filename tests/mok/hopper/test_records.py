@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import shutil
-import subprocess
-from collections.abc import Iterator
 
 import pytest
+from header_layouts import compiled_layout, defines, fields, layout_of, own_fields
 
 from mok.hopper import records
 from mok.kernel_sources import read_source
@@ -23,32 +21,13 @@ STRUCTURES = (
 )
 
 
-def _fields(name: str) -> list[str]:
-    """Field names of a struct of the header, in order."""
-    found = re.search(rf"struct (?:alignas\(64\) )?{name} \{{(.*?)\}};", read_source(HEADER), re.S)
-    assert found is not None, name
-    body = re.sub(r"//.*", "", found[1])
-    declared: list[str] = []
-    for statement in body.split(";"):
-        pieces = statement.split(",")
-        if pieces[0].strip():
-            declared += [re.sub(r"\[.*", "", piece.split()[-1].lstrip("*")) for piece in pieces]
-    return declared
-
-
-def _defines(text: str) -> Iterator[tuple[str, int]]:
-    for name, value in re.findall(r"#define (\w+) (0x[0-9a-f]+|[0-9]+)u?\b", text):
-        yield name, int(value, 0)
-
-
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda one: one.__name__)
 def test_fields_have_the_names_and_the_order_of_the_header(structure):
-    mine = [name for name, _ in structure._fields_ if name != "_padding"]
-    assert mine == _fields(structure.__name__)
+    assert own_fields(structure) == fields(HEADER, structure.__name__)
 
 
 def test_constants_are_those_of_the_header():
-    found = dict(_defines(read_source(HEADER)))
+    found = dict(defines(read_source(HEADER)))
     shared = {name for name in found if hasattr(records, name)}
     assert {name: getattr(records, name) for name in shared} == {n: found[n] for n in shared}
     assert {"BLOCK", "MAX_RANKS", "PADDING", "COUNTER_HEAD", "PLAN_BAD", "FLAGS"} <= shared
@@ -58,7 +37,7 @@ def test_constants_are_those_of_the_header():
 
 def test_sizes_of_a_launch_are_those_of_the_pipeline():
     text = read_source("moe/pipeline.cuh")
-    found = dict(_defines(text))
+    found = dict(defines(text))
     assert found["THREADS"] == records.THREADS
     stages = found["STAGES"] * (found["A_BYTES"] + found["B_BYTES"])
     staging = found["CONSUMER_WARPS"] * found["STAGING"]
@@ -68,21 +47,7 @@ def test_sizes_of_a_launch_are_those_of_the_pipeline():
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_a_compiler_sees_the_same_sizes_and_offsets(tmp_path):
-    lines = ["#include <cstddef>", "#include <cstdio>", read_source(HEADER), "int main() {"]
-    wanted: list[int] = []
-    for structure in STRUCTURES:
-        name = structure.__name__
-        lines.append(f'  std::printf("%zu\\n", sizeof({name}));')
-        wanted.append(ctypes.sizeof(structure))
-        for field, *_ in structure._fields_:
-            if field != "_padding":
-                lines.append(f'  std::printf("%zu\\n", offsetof({name}, {field}));')
-                wanted.append(getattr(structure, field).offset)
-    source, program = tmp_path / "layout.cpp", tmp_path / "layout"
-    source.write_text("\n".join([*lines, "}"]))
-    subprocess.run(["g++", "-std=c++17", "-w", source, "-o", program], check=True)
-    printed = subprocess.run([program], check=True, capture_output=True, text=True).stdout
-    assert [int(line) for line in printed.split()] == wanted
+    assert compiled_layout([HEADER], STRUCTURES, tmp_path) == layout_of(STRUCTURES)
 
 
 def test_a_rank_keeps_what_it_is_given_and_its_array_is_aligned():

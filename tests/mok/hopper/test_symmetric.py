@@ -20,7 +20,8 @@ import mok
 from mok import checks
 from mok.errors import InputError, UnsupportedError
 from mok.exact import exact_case, same_bits
-from mok.hopper import symmetric
+from mok.hopper import gradient_records, symmetric
+from mok.hopper.backward_memory import ensure_backward
 from mok.hopper.chains import Chain
 from mok.hopper.layout import Sizes
 from mok.hopper.symmetric import Place, agree_range, open_symmetric
@@ -76,6 +77,7 @@ def ranks(monkeypatch) -> dict[str, Any]:
     monkeypatch.setattr(checks, "dist", fake)
     monkeypatch.setattr(symmetric, "_GROUPS", {})
     monkeypatch.setattr(symmetric, "load_kernels", lambda device: Fakes().kernels)
+    monkeypatch.setattr(symmetric, "load_backward_kernels", lambda device: Fakes().backward_kernels)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(distributed_c10d, "_get_process_group_store", lambda group: "its store")
 
@@ -160,6 +162,39 @@ def test_a_group_with_the_name_of_one_that_is_gone_meets_in_its_own_store(ranks)
     open_symmetric(SIZES, other, CPU)
     assert ranks["names"][2:] == ["mok/7/1", "mok/7/1", "the group"]
     assert ranks["stores"] == [("mok/7/1", 1, 2, ("mok", "its store"))]
+
+
+def test_memory_for_backwards_is_made_by_all_ranks_once(ranks):
+    made = open_symmetric(SIZES, ranks["group"], CPU)
+    agreements = ranks["agreements"]
+    memory = ensure_backward(made, ranks["group"])
+    assert ranks["names"] == ["the group", "the group"]
+    assert ranks["agreements"] == agreements + 3  # kernels, memory, and before anybody writes there
+    assert memory.symmetric is ranks["memory"]
+    assert memory.bases == (0x7000 + 512, memory.symmetric.data_ptr())
+    assert memory.keep.offset == 512
+    region = memory.layout.local["peers"]
+    table = bytes(memory.local[region.offset : region.offset + region.nbytes].numpy())
+    peer = gradient_records.BackPeer.from_buffer_copy(table)
+    assert peer.d_out == 0x7000 + 512 + memory.layout.symmetric["d_out"].offset
+    assert peer.x == made.bases[0] + made.layout.symmetric["x"].offset
+    assert peer.d_x == made.bases[0] + made.layout.symmetric["y"].offset
+    assert ensure_backward(made, ranks["group"]) is memory
+    assert ranks["agreements"] == agreements + 3
+
+
+def test_memory_for_backwards_that_cannot_be_had_is_told_to_all_ranks(ranks):
+    made = open_symmetric(SIZES, ranks["group"], CPU)
+    ranks["broken"] = "CUDA out of memory"
+    with pytest.raises(UnsupportedError, match=r"CUDA out of memory.*max_tokens=N.*all 2 ranks"):
+        ensure_backward(made, ranks["group"])
+    assert made.backward is None
+
+
+def test_memory_for_backwards_is_that_of_the_workspaces_own_group(ranks):
+    other = Fakes().workspace(dataclasses.replace(SIZES, ranks=3))
+    with pytest.raises(InputError, match="a workspace of 3 ranks in a group of 2"):
+        ensure_backward(other, ranks["group"])
 
 
 def test_a_range_is_that_of_all_ranks(ranks):

@@ -1,0 +1,367 @@
+"""One of two ranks that run the backward's kernels: SCENARIO RANK PORT FOLDER.
+
+Started by test_backward_two_gpus.py; what it shares with the forward's ranks is in
+two_gpus_worker.py, beside this file. Exits with a traceback when a check fails. Refuses to be
+imported by pytest: it collects nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import two_gpus_worker as both
+from hopper_runs import random_inputs, random_upstream
+from sync_debug import synchronising_raises
+from torch import Tensor
+from two_gpus_worker import LIMITS, MARGIN, Job, Withheld, part, raises, room, small
+
+import mok
+from mok import functional, reference
+from mok.config import MoKConfig
+from mok.endings import end_process
+from mok.errors import ExchangeError
+from mok.exact import ExactCase, exact_case, same_bits
+from mok.functional import Timeouts
+from mok.hopper import passes
+from mok.hopper.support import BACKWARD_VARIABLE
+from mok.reference import MoEInputs
+
+NAMES = ("x", "router_weights", "w_gate", "w_up", "w_down")
+SHARED = ("w_shared_gate", "w_shared_up", "w_shared_down")
+GENEROUS = Timeouts(60.0, 30.0)
+Step = Callable[[], dict[str, Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A rank's part of a problem, whose leaves want gradients; limit: swiglu_limit."""
+
+    leaves: Mapping[str, Tensor]
+    topk: Tensor
+    d_out: Tensor
+    limit: float | None
+
+    def forward(self, **options: Any) -> Tensor:
+        """out, with its graph."""
+        shared = tuple(self.leaves[name] for name in SHARED if name in self.leaves)
+        x, router, *weights = (self.leaves[name] for name in NAMES)
+        return mok.moe(
+            *(x, self.topk, router, *weights),
+            shared=shared or None,  # type: ignore[arg-type]
+            swiglu_limit=self.limit,
+            **{"group": dist.group.WORLD, "backend": "hopper", **options},
+        )
+
+    def backward(self, out: Tensor) -> dict[str, Tensor]:
+        """out and its gradients, by names as mok.exact has them."""
+        grads = torch.autograd.grad(out, list(self.leaves.values()), self.d_out)
+        found = {f"d_{name}": grad for name, grad in zip(self.leaves, grads, strict=True)}
+        return {"out": out.detach(), **found}
+
+    def both(self, **options: Any) -> dict[str, Tensor]:
+        """One forward and one backward."""
+        return self.backward(self.forward(**options))
+
+
+def call_of(inputs: MoEInputs, d_out: Tensor, rows: slice, experts: slice = slice(None)) -> Call:
+    """A call of some tokens and experts, on this rank's GPU."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.contiguous().cuda().requires_grad_()
+
+    leaves = {name: leaf(getattr(inputs, name)[rows]) for name in NAMES[:2]}
+    leaves |= {name: leaf(getattr(inputs, name)[experts]) for name in NAMES[2:]}
+    leaves |= dict(zip(SHARED, map(leaf, inputs.shared or ()), strict=False))
+    topk = inputs.topk_experts[rows].contiguous().cuda()
+    return Call(leaves, topk, d_out[rows].contiguous().cuda(), inputs.swiglu_limit)
+
+
+def own_call(case: ExactCase, rank: int, tokens: int | None = None) -> tuple[Call, slice]:
+    """A rank's part of an exact case, and its rows."""
+    rows, _ = part(case, rank, tokens)
+    half = case.inputs.w_gate.shape[0] // 2
+    return call_of(case.inputs, case.d_out, rows, slice(half * rank, half * (rank + 1))), rows
+
+
+def wanted_of(case: ExactCase, rank: int) -> dict[str, Tensor]:
+    """What a rank must get: its rows, its experts, its own sums of the shared expert."""
+    rows, _ = part(case, rank)
+    half = case.inputs.w_gate.shape[0] // 2
+    experts, exact = slice(half * rank, half * (rank + 1)), case.expected
+    found = {name: exact[name][rows] for name in ("out", "d_x", "d_router_weights")}
+    found |= {f"d_{name}": exact[f"d_{name}"][experts] for name in NAMES[2:]}
+    if case.inputs.shared is not None:
+        own = reference.moe(case.inputs, case.d_out, "rounded", shared_rows=rows)
+        found |= {f"d_{name}": own[f"d_{name}"].v.float() for name in SHARED}
+    return found
+
+
+def expect(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], when: object = "") -> None:
+    """The same bits, weights' gradients in the dtype that was found."""
+    assert found.keys() == wanted.keys(), when
+    for name, value in found.items():
+        assert same_bits(value, wanted[name].to(value.dtype)), (name, when)
+
+
+def leave() -> None:
+    """The end of a scenario in which nobody is missing."""
+    functional.clear_workspace_cache()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def exact_gradients(job: Job) -> None:
+    """All gradients of exact cases, in every routing, three times each."""
+    job.join("nccl")
+    for routing in ("balanced", "skewed", "empty-experts", "unused-slots"):
+        for shared, clamped in ((None, False), (64, True)):
+            case = exact_case(*(150, 192, 192, 8, 2, routing), shared_width=shared, clamped=clamped)
+            call, _ = own_call(case, job.rank)
+            wanted = wanted_of(case, job.rank)
+            for turn in range(3):
+                expect(call.both(), wanted, (routing, shared, turn))
+    leave()
+
+
+def bits_of_one_rank(job: Job) -> None:
+    """Random values: the bits of one rank alone, whatever the share of tokens, grid or segments.
+
+    The shared expert's are those of one rank with this rank's tokens.
+    """
+    job.join()
+    inputs, d_out = random_inputs(), random_upstream()
+    tokens = inputs.x.shape[0]
+    whole = call_of(inputs, d_out, slice(None)).both(group=None)
+    half = inputs.w_gate.shape[0] // 2
+    experts = slice(half * job.rank, half * (job.rank + 1))
+    for split in (230, 0, tokens, 699):
+        rows = slice(0, split) if job.rank == 0 else slice(split, tokens)
+        mine = call_of(inputs, d_out, rows).both(group=None)
+        wanted = {name: whole[name][rows] for name in ("out", "d_x", "d_router_weights")}
+        wanted |= {f"d_{name}": whole[f"d_{name}"][experts] for name in NAMES[2:]}
+        wanted |= {f"d_{name}": mine[f"d_{name}"] for name in SHARED}
+        call = call_of(inputs, d_out, rows, experts)
+        for config in (MoKConfig(), MoKConfig(num_sms=1), MoKConfig(num_sms=7), MoKConfig()):
+            expect(call.both(config=config), wanted, (split, config))
+        functional.clear_workspace_cache()
+        dist.barrier()
+        small_segments = MoKConfig(minibatch_size=1024)
+        expect(call.both(config=small_segments), wanted, (split, "small segments"))
+        functional.clear_workspace_cache()
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def without_waiting(job: Job) -> None:
+    """No wait on the host, unequal and no tokens, streams in turn, a graph of both directions."""
+    job.join()
+    rank, case = job.rank, small()
+    room(case, rank, timeouts=GENEROUS)
+    call, _ = own_call(case, rank)
+    wanted = wanted_of(case, rank)
+    expect(call.both(), wanted)
+    torch.cuda.synchronize()
+    with synchronising_raises():
+        found = call.both()
+    expect(found, wanted, "without waiting")
+    for tokens in ((0, 113), (37, 0), (0, 0), (1, 64), (37, 113)):
+        few, here = own_call(case, rank, tokens[rank])
+        found = few.both()
+        for name in ("out", "d_x", "d_router_weights"):
+            assert same_bits(found[name], case.expected[name][here]), (name, tokens)
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    several = []
+    for turn in range(24):
+        with torch.cuda.stream(streams[(turn * (1 + rank)) % 3]):
+            several.append(call.both())
+    torch.cuda.synchronize()
+    for turn, found in enumerate(several):
+        expect(found, wanted, turn)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        found = call.both()
+    for turn in range(20):
+        for value in found.values():
+            value.fill_(-1.0)
+        graph.replay()
+        expect(found, wanted, turn)
+    room(case, rank).check()
+    del graph
+    leave()
+
+
+def gather_order(job: Job) -> None:
+    """An all-gather before the backward on one rank, on another stream after it on the other."""
+    job.join("nccl")
+    case = small()
+    room(case, job.rank, timeouts=GENEROUS)
+    call, _ = own_call(case, job.rank)
+    wanted = wanted_of(case, job.rank)
+    side = torch.cuda.Stream()
+    mine = torch.full((1 << 22,), job.rank + 1.0, device="cuda")
+    gathered = torch.empty(2, 1 << 22, device="cuda")
+    with torch.cuda.stream(side):
+        dist.all_gather_into_tensor(gathered.view(-1), mine)
+    expect(call.both(), wanted)
+    for turn in range(40):
+        dist.barrier()
+        gathered.zero_()
+        out = call.forward()
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        if turn % 2 == job.rank:
+            # Nothing of this rank's backward starts before the other rank's all-gather has.
+            dist.all_gather_into_tensor(gathered.view(-1), mine)
+            found = call.backward(out)
+        else:
+            found = call.backward(out)
+            time.sleep(0.01)  # it holds its multiprocessors by now
+            with torch.cuda.stream(side):
+                dist.all_gather_into_tensor(gathered.view(-1), mine)
+        torch.cuda.synchronize()
+        assert time.monotonic() - began < 10.0, turn
+        expect(found, wanted, turn)
+        assert (gathered[0].eq(1.0).all() & gathered[1].eq(2.0).all()).item(), turn
+    room(case, job.rank).check()
+    leave()
+
+
+def prepared(job: Job) -> tuple[ExactCase, Step]:
+    """Both ranks have run both directions, with short time-outs, and one forward; its backward."""
+    job.join()
+    case = small()
+    room(case, job.rank, timeouts=LIMITS)
+    call, _ = own_call(case, job.rank)
+    for _ in range(3):
+        expect(call.both(), wanted_of(case, job.rank))
+    out = call.forward()
+    torch.cuda.synchronize()
+    return case, lambda: call.backward(out)
+
+
+def gives_up(job: Job, case: ExactCase, backward: Step, pattern: str, limit: float) -> None:
+    """A backward whose peer does not come ends in time, and everything after it is refused."""
+    place = room(case, job.rank)
+    call, _ = own_call(case, job.rank)
+    began = time.monotonic()
+    backward()
+    torch.cuda.synchronize()
+    took = time.monotonic() - began
+    print(f"rank {job.rank} gave up after {took:.2f} s", flush=True)
+    assert limit * 0.9 < took < limit + MARGIN
+    for refused in (call.forward, call.forward, place.check):
+        began = time.monotonic()
+        raises(ExchangeError, pattern, refused)
+        assert time.monotonic() - began < 1.0
+
+
+def killed_before(job: Job) -> None:
+    """Rank 1 is killed between the directions: rank 0 misses its expert ids in the backward."""
+    case, backward = prepared(job)
+    if job.rank == 1:
+        job.tell("ready")
+        time.sleep(120)
+    job.wait("done")
+    gives_up(job, case, backward, "the expert ids of rank 1", LIMITS.enter)
+    both.alone_again(case, job)
+
+
+def killed_inside(job: Job) -> None:
+    """Rank 1 enters a backward, has no results for rank 0, and is killed: rank 0 misses them."""
+    case, backward = prepared(job)
+    dist.barrier()
+    if job.rank == 1:
+        launch = passes.launch_backward
+
+        def withholding(workspace: Any, memory: Any, *rest: Any, **options: Any) -> Any:
+            kernels = dataclasses.replace(memory.kernels, backward=Withheld())
+            workspace.keep_backward(dataclasses.replace(memory, kernels=kernels))
+            return launch(workspace, workspace.backward, *rest, **options)
+
+        passes.launch_backward = withholding
+        backward()
+        torch.cuda.synchronize()  # ids, x and d_out are there, and rank 0 was told
+        job.tell("ready")
+        time.sleep(120)
+    gives_up(job, case, backward, "the results of rank 1", LIMITS.inside)
+    job.wait("done")
+    both.alone_again(case, job)
+
+
+def killed_anywhere(job: Job) -> None:
+    """Rank 1 is killed while both train without pause; rank 0 says so soon after."""
+    case, _ = prepared(job)
+    x, topk, router, *weights = both.large(job.rank)
+    leaves = dict(zip(NAMES, (x, router, *weights), strict=True))
+    for leaf in leaves.values():
+        leaf.requires_grad_()
+    large = Call(leaves, topk, torch.randn_like(x), None)
+    large.both()
+    job.tell(f"ready-{job.rank}")
+    until = time.monotonic() + 90.0
+    killed, told = 0.0, ""
+    while not told:
+        assert time.monotonic() < until, "nobody noticed"
+        try:
+            large.both()
+            torch.cuda.synchronize()
+        except ExchangeError as error:
+            told = str(error)
+        if not killed and (job.folder / "killing").exists():
+            killed = time.monotonic()
+    took = time.monotonic() - killed
+    print(f"rank {job.rank} gave up {took:.2f} s after the kill: {told}", flush=True)
+    assert job.rank == 0
+    assert took < max(LIMITS.enter, LIMITS.inside) + MARGIN
+    assert "rank 1" in told
+    both.alone_again(case, job)
+
+
+def stopped(job: Job) -> None:
+    """Rank 1 is stopped between the directions and goes on too late: both give up, and go on."""
+    case, backward = prepared(job)
+    if job.rank == 1:
+        job.tell("ready")
+        job.wait("go on")  # stopped here until rank 0 has given up
+        gives_up(job, case, backward, "rank 0", LIMITS.enter)
+    else:
+        job.wait("done")
+        gives_up(job, case, backward, "the expert ids of rank 1", LIMITS.enter)
+        job.tell("waited")
+    functional.clear_workspace_cache()
+    dist.barrier()
+    again, _ = own_call(case, job.rank)
+    for _ in range(3):
+        expect(again.both(), wanted_of(case, job.rank))
+    leave()
+
+
+SCENARIOS: Mapping[str, Callable[[Job], None]] = {
+    one.__name__: one
+    for one in (
+        *(exact_gradients, bits_of_one_rank, without_waiting, gather_order),
+        *(killed_before, killed_inside, killed_anywhere, stopped),
+    )
+}
+
+
+def main() -> None:
+    name, rank, port, folder = sys.argv[1:]
+    SCENARIOS[name](Job(int(rank), int(port), Path(folder)))
+    print(f"rank {rank} checked everything", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    os.environ[BACKWARD_VARIABLE] = "1"
+    main()
+    end_process()

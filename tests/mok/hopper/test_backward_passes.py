@@ -1,0 +1,227 @@
+"""The Hopper backward behind mok.moe and mok.functional, simulated on a CPU.
+
+Launches give what the kernels give, in their layouts, computed by the portable backend. So
+gradients must be the portable ones bit for bit, whatever was saved, padded, computed again or added
+to a main gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from backward_fakes import simulated_backward
+from hopper_fakes import Fakes, simulated_launch
+
+import mok
+from mok import functional, operators
+from mok.config import MoKConfig
+from mok.errors import ContextError, InputError
+from mok.exact import exact_case, same_bits
+from mok.functional import MainGradients
+from mok.hopper import backward_memory, passes, pools, support
+from mok.hopper.gradient_records import WANT_ROUTED, WANT_SHARED
+
+WEIGHTS = ("w_gate", "w_up", "w_down")
+GRADIENTS = ("d_x", "d_router_weights", "d_w_gate", "d_w_up", "d_w_down")
+
+
+@pytest.fixture
+def launches(monkeypatch) -> SimpleNamespace:
+    """As if this CPU ran the Hopper kernels, the backward's too; every launch is noted."""
+    fakes = Fakes()
+    seen = SimpleNamespace(forward=[], backward=[])
+
+    def forward(workspace, problem, **options):
+        seen.forward.append({"workspace": workspace, "problem": problem, **options})
+        return simulated_launch(workspace, problem, **options)
+
+    def backward(workspace, memory, problem, given, **options):
+        seen.backward.append({"memory": memory, "given": given, **options})
+        return simulated_backward(workspace, memory, problem, given, **options)
+
+    for place in ("mok.hopper.support", "mok.workspaces", "mok.functional"):
+        monkeypatch.setattr(f"{place}.device_problem", lambda device: None)
+    monkeypatch.setenv(support.BACKWARD_VARIABLE, "1")
+    monkeypatch.setattr(passes, "launch", forward)
+    monkeypatch.setattr(passes, "launch_backward", backward)
+    monkeypatch.setattr(
+        backward_memory, "load_backward_kernels", lambda device, **_: fakes.backward_kernels
+    )
+    monkeypatch.setattr(
+        pools, "_open", lambda sizes, segments, *_: fakes.workspace(sizes, segments=segments)
+    )
+    return seen
+
+
+@functools.cache
+def _case(shared: int | None = 64, routing: str = "unused-slots", tokens: int = 140):
+    return exact_case(tokens, 64, 64, 4, 2, routing, shared_width=shared, clamped=True)
+
+
+def _gradients(case, frozen: tuple[str, ...] = (), **options: Any) -> dict[str, torch.Tensor]:
+    i = case.inputs
+    leaves = {n: getattr(i, n).clone() for n in ("x", "router_weights", *WEIGHTS)}
+    shared = None
+    if i.shared is not None:
+        shared = tuple(w.clone() for w in i.shared)
+        leaves |= dict(zip(("shared_gate", "shared_up", "shared_down"), shared, strict=True))
+    wanted = {n: t.requires_grad_() for n, t in leaves.items() if n not in frozen}
+    out = mok.moe(
+        *(leaves["x"], i.topk_experts, leaves["router_weights"]),
+        *(leaves[n] for n in WEIGHTS),
+        shared=shared,
+        swiglu_limit=i.swiglu_limit,
+        **options,
+    )
+    grads = torch.autograd.grad(out, list(wanted.values()), case.d_out)
+    return dict(zip(wanted, grads, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("shared", "routing"), [(None, "balanced"), (64, "empty-experts"), (64, "unused-slots")]
+)
+def test_gradients_are_those_of_the_portable_backend(launches, shared, routing):
+    case = _case(shared, routing)
+    wanted = _gradients(case, backend="portable")
+    assert launches.backward == []
+    found = _gradients(case)
+    assert [n for n in wanted if not same_bits(found[n], wanted[n])] == []
+    assert len(launches.backward) == 1
+    given = launches.backward[0]["given"]
+    assert given.dtype == torch.bfloat16  # the weights' own: rounded by the kernel, once
+    assert given.kept.gate.shape[0] == launches.forward[0]["saved"]
+
+
+def test_without_the_variable_a_backward_is_portable(launches, monkeypatch):
+    monkeypatch.delenv(support.BACKWARD_VARIABLE)
+    _gradients(_case())
+    assert (len(launches.forward), len(launches.backward)) == (1, 0)
+
+
+def test_frozen_weights_are_not_asked_for(launches):
+    case = _case()
+    frozen = (*WEIGHTS, "shared_gate", "shared_up", "shared_down")
+    found = _gradients(case, frozen)
+    wanted = _gradients(case, frozen, backend="portable")
+    assert [n for n in wanted if not same_bits(found[n], wanted[n])] == []
+    _gradients(case, WEIGHTS)
+    _gradients(case, frozen[3:])
+    wants = [one["given"].wants for one in launches.backward]
+    assert wants == [0, WANT_SHARED, WANT_ROUTED]
+
+
+def test_opcheck_of_the_backward(launches):
+    case = _case(64, tokens=20)
+    i = case.inputs
+    weights = tuple(getattr(i, name) for name in WEIGHTS)
+    head = (i.x, i.topk_experts, i.router_weights, *weights, *i.shared)
+    kept = [t.detach() for t in operators.moe_forward(*head, 64.0, "", 4096, True, 0, "hopper")[1:]]
+    backward = (case.d_out, *head, kept, 64.0, "", 4096, True, True, 0, "hopper")
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.library.opcheck(operators.moe_backward, (*backward, dtype))
+
+
+def _functional(case, workspace, recompute: bool, **options: Any):
+    i, config = case.inputs, MoKConfig()
+    schedule = functional.build_schedule(workspace, config, i.topk_experts, num_local_experts=4)
+    weights = tuple(getattr(i, name) for name in WEIGHTS)
+    shared = i.shared or (None, None, None)
+    head = (config, workspace, schedule)
+    limit = i.swiglu_limit
+    _, context = functional.forward(*head, i.x, i.router_weights, *shared, *weights, limit)
+    if recompute:
+        context = functional.recompute_forward_context(*head, i.x, *shared[:2], *weights[:2], limit)
+
+    def call():
+        return functional.backward(
+            *(*head, context, case.d_out, i.x, i.router_weights, *shared, *weights, limit),
+            **options,
+        )
+
+    return call(), call
+
+
+def _workspace(backend: str):
+    return functional.create_workspace(
+        MoKConfig(),
+        None,
+        device="cpu",
+        num_local_tokens=140,
+        hidden_size=64,
+        topk=2,
+        backend=backend,
+    )
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_functional_backward(launches, recompute, dtype):
+    case = _case()
+    found, again = _functional(case, _workspace("auto"), recompute, weight_dtype=dtype)
+    wanted, _ = _functional(case, _workspace("portable"), recompute, weight_dtype=dtype)
+    assert [g.dtype for g in found[2:]] == [dtype] * 6
+    assert [same_bits(a, b) for a, b in zip(found, wanted, strict=True)] == [True] * 8
+    for gradient, name in zip(found, GRADIENTS, strict=False):
+        assert same_bits(gradient, case.expected[name].to(gradient.dtype)), name
+    with pytest.raises(ContextError, match="already used by a backward"):
+        again()
+    assert len(launches.backward) == 1
+
+
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+def test_main_gradients_are_added_to_once_and_not_returned(launches, backend):
+    case = _case()
+    start = torch.arange(4 * 64 * 64, dtype=torch.float32).view(4, 64, 64)
+    main = MainGradients(gate=start.clone(), down=start.clone())
+    found, _ = _functional(case, _workspace(backend), False, main_grads=main)
+    assert [grad is None for grad in found] == [False, False, True, False, True] + [False] * 3
+    for name, total in (("d_w_gate", main.gate), ("d_w_down", main.down)):
+        assert torch.equal(total, start + case.expected[name].float()), name
+    assert same_bits(found[3], case.expected["d_w_up"].float())
+
+
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weight_dtype": torch.float16}, "weight_dtype = torch.float16; allowed: torch.float32"),
+        (
+            {"main_grads": MainGradients(up=torch.zeros(4, 64, 65))},
+            r"main_grads.up is torch.float32 \[4, 64, 65\] on cpu, contiguous; allowed",
+        ),
+        (
+            {"main_grads": MainGradients(gate=torch.zeros(4, 64, 64).bfloat16())},
+            r"main_grads.gate is torch.bfloat16 \[4, 64, 64\]",
+        ),
+    ],
+)
+def test_what_a_backward_refuses(launches, backend, options, message):
+    with pytest.raises(InputError, match=message):
+        _functional(_case(), _workspace(backend), False, **options)
+    assert launches.backward == []
+
+
+def test_a_main_gradient_of_a_weight_that_is_not_there_is_refused(launches):
+    main = MainGradients(shared_up=torch.zeros(64, 64))
+    with pytest.raises(InputError, match=r"main_grads\.shared_up without that weight"):
+        _functional(_case(None), _workspace("auto"), False, main_grads=main)
+
+
+def test_a_backward_of_a_forward_that_kept_nothing_has_the_same_memory(launches):
+    workspace = _workspace("auto")
+    case, config = _case(), MoKConfig()
+    _functional(case, workspace, False)
+    pool, i = workspace.pool, case.inputs
+    weights = tuple(getattr(i, name) for name in WEIGHTS)
+    problem = functional._problem(
+        i.x, SimpleNamespace(topk_TK=i.topk_experts), i.router_weights, weights, i.shared, 64.0
+    )
+    nothing = passes.Results(i.x)
+    found = passes.run_backward(pool, None, problem, case.d_out, nothing, functional._knobs(config))
+    assert same_bits(found[0], case.expected["d_x"])
+    first, second = (one["memory"] for one in launches.backward)
+    assert first is second
