@@ -1,7 +1,16 @@
-"""Hypothesis for all tests: the same examples every time, no clock. GPU marks skip by name."""
+"""Hypothesis for all tests: the same examples every time, no clock. GPU marks skip by name.
+
+Threads of torch that wait do not spin: several processes share the cores here, and who spins takes
+the time of whom it waits for, which made tests up to ten times as long. torch reads that when it is
+loaded, which is after this file; processes that tests start inherit it, and workers of xdist.
+"""
+
+import os
 
 import pytest
 from hypothesis import settings
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")

@@ -245,7 +245,10 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
     assert tables.problems(readme, found) == []
     assert tables.written(readme, found) == readme
     assert readme.index("## Measured on GPUs") < readme.index("## Files")
-    names = ("degrees", "forward", "bench", "endurance", "verify-x2")
+    names = (
+        *("degrees", "backward-degrees", "training", "forward", "backward", "bench", "endurance"),
+        *("backward-endurance", "verify-x2", "training-x2"),
+    )
     lacking = ", ".join(f"`h200/{name}.json`" for name in names)
     lacking = f"- Not measured on a GPU yet: {lacking}.\n"
     assert readme.endswith(f"## Files\n\ntree\n\n## Limits\n\n{lacking}- one\n")
@@ -582,8 +585,9 @@ def test_what_a_device_lacks_is_named_in_the_limits_of_readme(
     scripts: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     missing, tables = scripts["evidence"].missing, scripts["tables"]
-    names = {f"h200/{name}.json": {} for name in (*scripts["evidence"].PARTS, "verify-x2")}
-    assert len(names) == 11
+    more = ("verify-x2", "training-x2")
+    names = {f"h200/{name}.json": {} for name in (*scripts["evidence"].PARTS, *more)}
+    assert len(names) == 16
     assert missing({}) == []
     assert missing({"b200/digest.json": {}}) == []
     assert missing(names) == []

@@ -34,7 +34,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 
 @pytest.fixture(scope="module")
-def endurance() -> Iterator[ModuleType]:
+def endurance(scripts: dict[str, ModuleType]) -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location("endurance_script", FOLDER / "endurance.py")
     assert spec is not None
     assert spec.loader is not None
@@ -131,6 +131,7 @@ class FakeForward:
     """As endurance.Forward; every `odd`-th forward has another digest."""
 
     odd = 0
+    names = ("out",)
 
     def __init__(self, shape: Shape, device: object, room: int) -> None:
         self.left, self.done, self.room = 1, 0, room
@@ -142,7 +143,7 @@ class FakeForward:
     def collect(self) -> Counter[tuple[int, ...]]:
         numbers = range(self.done, self.done + self.left)
         self.done, self.left = self.done + self.left, 0
-        return Counter((int(bool(self.odd) and n % self.odd == 1),) for n in numbers)
+        return Counter((int(bool(self.odd) and n % self.odd == 1), 2, 3, 4) for n in numbers)
 
 
 @dataclass
@@ -191,6 +192,7 @@ def test_what_had_no_load_throughout_is_run_again(
     monkeypatch.setattr(FakeForward, "odd", 100)
     other = endurance.measure(SHAPES["small"], 600, torch.device("cpu"), print)
     assert (other["distinct"], endurance.passed(other)) == (2, False)
+    assert (row["outputs"], other["outputs"]) == ({"out": 1}, {"out": 2})
 
 
 @pytest.mark.gpu
@@ -251,7 +253,7 @@ def test_a_part_that_passed_holds_no_row_that_failed(
 def test_a_line_of_degrees_holds_all_its_grids(scripts: dict[str, ModuleType]) -> None:
     rows = [degree(0, 1), degree(0, 132, tokens=[9, 9]), degree(8, 132, "2 to 3", equal=False)]
     step = {"status": "passed", "document": {"rows": rows}}
-    text = scripts["tables"]._degrees([{"results": {"degrees": step}}])
+    text = scripts["forward_tables"].degrees([{"results": {"degrees": step}}])
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     assert lines[2][:4] == ["one rank", "1 to 1", "1, 132", "0 to 9"]
     assert lines[2][-3:] == ["2 of 2", "140", "0"]
@@ -269,7 +271,7 @@ def test_many_forwards_are_drawn_with_their_goals(
         endured(endurance, "kimi-shard", 300, 8.0, distinct=2),
     ]
     step = {"status": "passed", "document": {"rows": rows}}
-    text = scripts["tables"]._endurance([{"results": {"endurance": step}}])
+    text = scripts["forward_tables"].endurance([{"results": {"endurance": step}}])
     assert "hold=66 2500 (0.20 ms); busy memory 2500 (0.40 ms)" in text
     found = scripts["goals"].judged_endurance({"rows": rows})
     assert [(one.measured, one.met) for one in found] == [
@@ -299,7 +301,7 @@ def documents(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def judged(scripts: dict[str, ModuleType], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    found = scripts["goals"].judged_forward(documents(rows))
+    found = scripts["goals"].judged_direction(documents(rows))
     assert len({one.what for one in found}) == len(found) == 6 + 2 + 6 + 6
     return {one.what: one for one in found}
 
@@ -378,8 +380,8 @@ def test_the_goals_stand_under_the_benchmark_s_own_tables(scripts: dict[str, Mod
     kimi = Shape("kimi-shard", 16, 4, 16, 8, 2)
     document = bench_document(shapes=(kimi,))
     own = [{"ranks": 1, "results": {"forward": {"status": "passed", "document": document}}}]
-    text = scripts["tables"]._forward(own)
-    assert text.startswith(scripts["tables"]._bench(own))
-    assert scripts["goals"].summary(scripts["goals"].judged_forward([document])) in text
+    text = scripts["speed_tables"].forward(own)
+    assert text.startswith(scripts["speed_tables"].bench(own))
+    assert scripts["goals"].summary(scripts["goals"].judged_direction([document])) in text
     two = [{**own[0], "ranks": 2}]
-    assert scripts["tables"]._forward(two) == scripts["tables"]._bench(two)
+    assert scripts["speed_tables"].forward(two) == scripts["speed_tables"].bench(two)

@@ -27,7 +27,9 @@ from mok.bench.runs import Options
 from mok.bench.shapes import Shape
 
 SOURCE = {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False}
-ALONE = {"digest", "faults", "forward", "bench", "endurance"}
+ALONE = {
+    *("digest", "faults", "forward", "backward", "bench", "endurance", "backward-endurance"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -401,9 +403,12 @@ def test_a_forward_that_is_cut_short_has_both_protocols_of_the_first_shapes() ->
         assert list(dict.fromkeys((row["shape"], row["protocol"]) for row in rows)) == order
 
 
-def test_endurance_runs_only_when_it_is_named(scripts: dict[str, ModuleType]) -> None:
+def test_what_does_not_fit_the_time_runs_only_when_it_is_named(
+    scripts: dict[str, ModuleType],
+) -> None:
     options, main = scripts["options"], scripts["parts"].main
-    assert tuple(name for name in options.NAMES if name != "endurance") == options.USUAL
+    named = {"backward", "endurance", "backward-endurance"}
+    assert tuple(name for name in options.NAMES if name not in named) == options.USUAL
     default = next(one for one in main.params if one.name == "chosen").default
     assert default == ",".join(options.USUAL)
     assert options.names(None, None, "endurance") == ("endurance",)
@@ -416,12 +421,19 @@ def test_the_sanitizer_looks_at_every_script_with_the_tools_that_can_see_it(
     found = commands.parts(commands.Place("python", tmp_path))
     steps = {step.name for part in found if part.name == "sanitize" for step in part.steps}
     stems = {path.stem for path in FOLDER.glob("sanitize_*.py")}
-    assert {"sanitize_digest", "sanitize_faults", "sanitize_forward"} <= stems
+    wanted = ("digest", "faults", "forward", "backward")
+    assert {f"sanitize_{name}" for name in wanted} <= stems
     every = {f"{t} {stem}" for t in ("memcheck", "racecheck", "initcheck") for stem in stems}
-    assert every - steps == {"racecheck sanitize_forward"}
+    assert every - steps == {"racecheck sanitize_forward", "racecheck sanitize_backward"}
 
 
-@pytest.mark.parametrize("name", ["degrees", "endurance", "sanitize_forward"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("degrees", "endurance", "sanitize_forward"),
+        *("backward_degrees", "backward_endurance", "sanitize_backward", "training"),
+    ],
+)
 def test_scripts_for_a_gpu_say_that_there_is_none(name: str) -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(FOLDER.parents[1])}
     command = [sys.executable, f"ci/gpu/{name}.py"]

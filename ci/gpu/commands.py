@@ -19,7 +19,10 @@ from steps import ROOT, Part, Step
 # what compute-sanitizer prints, with exit code 1, on a device or a driver that it does not know
 NO_SANITIZER = ("Device not supported", "Unable to find injection library")
 ON_GPU = re.compile(r"^(?:pytestmark = .*|.*\bmarks=|\s*@)pytest\.mark\.gpus?\b", re.MULTILINE)
-LONG_TESTS = ("test_controls_gpu", "test_conditions_cuda", "test_devices")
+LONG_TESTS = (
+    *("test_controls_gpu", "test_conditions_cuda", "test_devices"),
+    *("test_backward_gpu", "test_backward_rings_gpu", "test_backward_degrees_gpu"),
+)
 """Files of tests that take as long as all the others: each gets a process of its own."""
 QUIET_TESTS = (
     "tests/verify/test_controls_gpu.py::"
@@ -77,18 +80,22 @@ def parts(place: Place) -> list[Part]:
         ),
         Part("verify", 190, _layer(place)),
         Part("degrees", 120, [_script(place, "degrees")]),
+        Part("backward-degrees", 150, [_script(place, "backward_degrees")]),
+        Part("training", 200, [_script(place, "training", "--ranks", str(place.ranks))]),
         Part("peers", 180 if place.ranks == 1 else 240, _peers(place)),
-        Part("forward", _forward_seconds(place), _forward(place), alone=True),
+        Part("forward", _seconds(place, "forward"), _direction(place, "forward"), alone=True),
+        Part("backward", _seconds(place, "backward"), _direction(place, "backward"), alone=True),
         Part("bench", 300, _bench(place)),
         Part("sanitize", 170, _sanitize(place)),
         Part("endurance", 300, [_script(place, "endurance")], alone=True),
+        Part("backward-endurance", 300, [_script(place, "backward_endurance")], alone=True),
     ]
 
 
-def _script(place: Place, name: str) -> Step:
+def _script(place: Place, name: str, *words: str) -> Step:
     """A script of this folder that leaves a document; exit code 3: it cannot run here."""
     document = str(place.raw / f"{name}.json")
-    command = [place.python, f"ci/gpu/{name}.py", "--json", document]
+    command = [place.python, f"ci/gpu/{name}.py", "--json", document, *words]
     return Step(name, command, document, unavailable=(3,))
 
 
@@ -121,37 +128,59 @@ HOPPER = "ci/gpu/hopper_cases.py::hopper/"
 OF_LAYER = "repeat,process,memory,history,contention,stream,batch,schedule,reference"
 OF_FORWARD = "repeat,process,memory,history,contention,stream,sms,graph,batch,schedule"
 OF_RANKS = "repeat,process,memory,history,contention,stream,batch,schedule,ep,rank"
+OF_BOTH = "repeat,process,memory,history,contention,stream,sms,graph,schedule"
+OF_BOTH_RANKS = "repeat,process,memory,history,contention,stream,schedule,ep,rank"
+WITH_BACKWARD = ("env", "MOK_HOPPER_BACKWARD=1")
+"""Before a command: backwards of Hopper forwards run on the kernels too."""
 
 
 def _layer(place: Place) -> list[Step]:
     """The bundled layer on the GPU: with every promise, on ranks of their own GPUs or sharing one.
 
-    The built-in cases run the portable backend, for their widths; those of HOPPER the kernel's
-    forward, which never shares a GPU. One rank alone has no degree and no other rank to compare
-    with, so that the claims `ep` and `rank` come from four ranks that share the GPU, and of the
-    kernel from ranks of their own GPUs.
+    The built-in cases run the portable backend, for their widths; those of HOPPER the kernels in
+    both directions, which never share a GPU. One rank alone has no degree and no other rank to
+    compare with, so that the claims `ep` and `rank` come from four ranks that share the GPU, and of
+    the kernels from ranks of their own GPUs.
     """
     if place.ranks > 1:
         many = ("--ranks", str(place.ranks), "--device", "cuda")
         return [
             place.verify("layer", "moe", *many),
             place.verify("float64", "moe/float64-*", *many),
-            place.verify("hopper", f"{HOPPER}layer", f"{HOPPER}clamped", f"{HOPPER}exact-*", *many),
+            *_with_backward(
+                place.verify(
+                    *("hopper", f"{HOPPER}layer", f"{HOPPER}clamped", f"{HOPPER}exact-*", *many)
+                ),
+                place.verify(
+                    *("hopper-backward", f"{HOPPER}backward", *many, "--claims", OF_BOTH_RANKS)
+                ),
+            ),
             place.verify("hopper-forward", f"{HOPPER}forward", *many, "--claims", OF_RANKS),
         ]
     one = ("--ranks", "1", "--device", "cuda")
     claims = "repeat,process,memory,threads,history,contention,batch,schedule,reference"
     return [
         place.verify("hopper-degrees", f"{HOPPER}degrees", *one),
+        *_with_backward(place.verify("hopper-backward-degrees", f"{HOPPER}backward-degrees", *one)),
         place.verify("layer", "verify.builtin.moe:moe", *one, "--claims", claims),
         place.verify("shared", "moe", "--device", "cuda"),
         place.verify("float64", "moe/float64-*", *one),
         place.verify("exact", "moe/exact-*", *one, "--claims", "repeat,exact"),
-        place.verify("hopper", f"{HOPPER}layer", *one, "--claims", OF_LAYER),
         place.verify("hopper-forward", f"{HOPPER}forward", *one, "--claims", OF_FORWARD),
-        place.verify("hopper-clamped", f"{HOPPER}clamped", *one, "--claims", "repeat,reference"),
-        place.verify("hopper-exact", f"{HOPPER}exact-*", *one, "--claims", "repeat,exact"),
+        *_with_backward(
+            place.verify("hopper", f"{HOPPER}layer", *one, "--claims", OF_LAYER),
+            place.verify("hopper-backward", f"{HOPPER}backward", *one, "--claims", OF_BOTH),
+            place.verify(
+                *("hopper-clamped", f"{HOPPER}clamped", *one, "--claims", "repeat,reference")
+            ),
+            place.verify("hopper-exact", f"{HOPPER}exact-*", *one, "--claims", "repeat,exact"),
+        ),
     ]
+
+
+def _with_backward(*steps: Step) -> list[Step]:
+    """The same, with the kernels' backward."""
+    return [replace(one, command=[*WITH_BACKWARD, *one.command]) for one in steps]
 
 
 PEER_CASES = (
@@ -184,30 +213,38 @@ def _peers(place: Place) -> list[Step]:
     ]
 
 
-FORWARD_PEERS = ("sonicmoe", "torch")
-"""What the forward is held against: the fastest peer, and the pipeline that everybody has."""
+DIRECTION_PEERS = ("sonicmoe", "torch")
+"""What a direction is held against: the fastest peer, and the pipeline that everybody has."""
+LATER = {"forward": ("backward", "bench"), "backward": ("bench",)}
+"""By direction, what is timed after it and needs a share of the time."""
 
 
-def _forward_seconds(place: Place) -> float:
-    """All that is left unless the benchmark of peers, which comes later, needs its share."""
-    if "bench" in place.chosen or not math.isfinite(place.left):
+def _followed(place: Place, direction: str) -> bool:
+    return any(name in place.chosen for name in LATER[direction])
+
+
+def _seconds(place: Place, direction: str) -> float:
+    """All that is left unless something that is timed later needs its share."""
+    if _followed(place, direction) or not math.isfinite(place.left):
         return FORWARD_SECONDS
     return max(FORWARD_SECONDS, place.left)
 
 
-def _forward(place: Place) -> list[Step]:
-    """The forward alone, ours against two peers at all six shapes: in a rotation, and in loops.
+def _direction(place: Place, direction: str) -> list[Step]:
+    """One direction, ours against two peers at all six shapes: in a rotation, and in loops.
 
     Both protocols of a shape before the next shape: a run that is cut short has the first ones
-    whole.
+    whole. The backward of ours is timed with main gradients too.
     """
-    words = ["--ranks", str(place.ranks), "--direction", "forward", "--no-accuracy", "--by-shape"]
+    words = ["--ranks", str(place.ranks), "--direction", direction, "--no-accuracy", "--by-shape"]
+    ours = ("mok", "mok-main") if direction == "backward" else ("mok",)
     if place.ranks == 1:
-        words += [word for name in ("mok", *FORWARD_PEERS) for word in _contender(name)]
+        words += [word for name in (*ours, *DIRECTION_PEERS) for word in _contender(name)]
     limit = min(FORWARD_LIMIT, max(30.0, FORWARD_SHARE * place.left - LAST_STEP))
-    if "bench" not in place.chosen:
-        limit = max(30.0, min(place.left, _forward_seconds(place)) - FORWARD_LAST)
-    return [_timed(place, "forward", [*words, "--limit", f"{limit:.0f}"])]
+    if not _followed(place, direction):
+        limit = max(30.0, min(place.left, _seconds(place, direction)) - FORWARD_LAST)
+    step = _timed(place, direction, [*words, "--limit", f"{limit:.0f}"])
+    return _with_backward(step) if direction == "backward" else [step]
 
 
 def _bench(place: Place) -> list[Step]:
@@ -256,9 +293,9 @@ def _timed(place: Place, name: str, words: Sequence[str]) -> Step:
     return replace(step, command=command, document=str(out / "layer.json"), alone=True)
 
 
-NO_EVIDENCE = (("racecheck", "sanitize_forward"),)
+NO_EVIDENCE = (("racecheck", "sanitize_forward"), ("racecheck", "sanitize_backward"))
 """racecheck watches shared memory, but neither the copies and products that write and read it there
-nor anything between CTAs: its silence would say nothing of the forward."""
+nor anything between CTAs: its silence would say nothing of either direction."""
 
 
 def _sanitize(place: Place) -> list[Step]:

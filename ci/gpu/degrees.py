@@ -25,7 +25,7 @@ from typing import Any
 
 import click
 import torch
-from degree_problem import (  # beside this file
+from degree_problem import (  # both beside this file
     I_SHARED,
     E,
     H,
@@ -38,6 +38,7 @@ from degree_problem import (  # beside this file
     to_device,
     whole_problem,
 )
+from one_gpu import device_or_exit
 from torch import Tensor
 
 from mok.hopper import packing, records
@@ -296,16 +297,7 @@ def passed(row: dict[str, Any]) -> bool:
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
 def main(path: Path | None) -> None:
     """Every degree, segment size and grid on one GPU: bits, occurrences, and logs of tickets."""
-    from mok.hopper.support import device_problem
-
-    if not torch.cuda.is_available():
-        click.echo("nothing ran: needs a CUDA device", err=True)
-        sys.exit(3)
-    device = torch.device("cuda", torch.cuda.current_device())
-    problem = device_problem(device)
-    if problem is not None:
-        click.echo(f"nothing ran: {problem}", err=True)
-        sys.exit(3)
+    device = device_or_exit()
     began = time.perf_counter()
     whole = to_device(whole_problem(), device)
     rows: list[dict[str, Any]] = []

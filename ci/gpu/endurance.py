@@ -21,13 +21,14 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from one_gpu import device_or_exit  # beside this file
 from torch import Tensor
 
 from mok.bench.layer_inputs import make_inputs
@@ -100,25 +101,18 @@ def distinct(rows: Tensor) -> Counter[tuple[int, ...]]:
     return Counter(dict(zip(map(tuple, found.tolist()), counts.tolist(), strict=True)))
 
 
-class Forward:
-    """The forward of one shape, recorded: what is launched, and the digests of what it gave."""
+class Recorded:
+    """Calls, also from a graph, and the digests of what each gave. run: one call, whose results are
+    the caller's to overwrite. room: calls between two times that digests are collected."""
 
-    def __init__(self, shape: Shape, device: torch.device, room: int) -> None:
-        from mok.layer import moe
-
-        given = make_inputs(shape, "gaussian", device)
-        gate, up = (half.contiguous() for half in given.w_gate_up.chunk(2, 1))
-        self.x = given.x
-        arguments = (given.x, given.topk_experts, given.router_weights, gate, up, given.w_down)
-
-        def forward() -> Tensor:
-            with torch.no_grad():
-                return moe(*arguments, backend="hopper")
-
-        self._forward = forward
-        self.kept = torch.empty_like(forward())  # and whatever a first call makes
-        self._plan = DigestPlan([self.kept])
-        self._rows = torch.zeros(room, 4, dtype=torch.int64, device=device)
+    def __init__(
+        self, run: Callable[[], Sequence[Tensor]], device: torch.device, room: int
+    ) -> None:
+        self._run = run
+        self.kept = [torch.empty_like(one) for one in run()]  # and whatever a first call makes
+        self._plan = DigestPlan(self.kept)
+        lanes = 4 * len(self.kept)
+        self._rows = torch.zeros(room, lanes, dtype=torch.int64, device=device)
         self._at = torch.zeros(1, dtype=torch.int64, device=device)
         self.call()
         torch.cuda.current_stream().synchronize()
@@ -127,12 +121,12 @@ class Forward:
             self.call()
 
     def call(self) -> None:
-        """One forward and its digest, without waiting."""
-        out = self._forward()
-        self.kept.copy_(out)
-        out.fill_(torch.nan)
+        """One call and its digests, without waiting."""
+        for kept, found in zip(self.kept, self._run(), strict=True):
+            kept.copy_(found)
+            found.fill_(torch.nan)
         self._plan.launch()
-        self._rows.index_copy_(0, self._at, self._plan.lanes)
+        self._rows.index_copy_(0, self._at, self._plan.lanes.view(1, -1))
         self._at.add_(1)
 
     def replay(self) -> None:
@@ -140,7 +134,7 @@ class Forward:
         self._graph.replay()
 
     def launch(self, count: int) -> None:
-        """So many forwards, one of CALLS as a call."""
+        """So many calls, one of CALLS by the host."""
         for index in range(count):
             if index % CALLS == 0:
                 self.call()
@@ -154,13 +148,37 @@ class Forward:
         return distinct(self._rows[:count].cpu())
 
 
+class Forward(Recorded):
+    """The forward of one shape."""
+
+    names = ("out",)
+
+    def __init__(self, shape: Shape, device: torch.device, room: int) -> None:
+        from mok.layer import moe
+
+        given = make_inputs(shape, "gaussian", device)
+        gate, up = (half.contiguous() for half in given.w_gate_up.chunk(2, 1))
+        self.x = given.x
+        arguments = (given.x, given.topk_experts, given.router_weights, gate, up, given.w_down)
+
+        def forward() -> list[Tensor]:
+            with torch.no_grad():
+                return [moe(*arguments, backend="hopper")]
+
+        super().__init__(forward, device, room)
+
+
 def measure(
-    shape: Shape, forwards: int, device: torch.device, say: Callable[[str], None]
+    shape: Shape,
+    forwards: int,
+    device: torch.device,
+    say: Callable[[str], None],
+    make: Callable[[Shape, torch.device, int], Any] | None = None,
 ) -> dict[str, Any]:
-    """One row of the document."""
+    """One row of the document. make: what is launched; None: Forward."""
     began = time.perf_counter()
     count = torch.cuda.get_device_properties(device).multi_processor_count
-    forward = Forward(shape, device, forwards + 64)
+    forward = (make or Forward)(shape, device, forwards + 64)
     tally, alone = Tally(), 0.0
     for _ in range(2):  # the second time is that of a forward without a load
         start = time.perf_counter()
@@ -176,11 +194,18 @@ def measure(
             tally.batches.append(batch)
             if batch.overlapped:
                 break
-    return row_of(shape.name, forwards, alone, tally, time.perf_counter() - began)
+    row = row_of(shape.name, forwards, alone, tally, time.perf_counter() - began)
+    return {**row, "outputs": by_output(tally.digests, forward.names)}
+
+
+def by_output(digests: Iterable[tuple[int, ...]], names: Sequence[str]) -> dict[str, int]:
+    """How many digests each output has. digests: of all calls, four numbers for each output."""
+    found = list(digests)
+    return {name: len({one[4 * at : 4 * at + 4] for one in found}) for at, name in enumerate(names)}
 
 
 def _beside(
-    forward: Forward, load: Variant, count: int, device: torch.device
+    forward: Recorded, load: Variant, count: int, device: torch.device
 ) -> tuple[Batch, Counter[tuple[int, ...]]]:
     with opened(device, held=load.held, work=load.work, timeout=LONGEST_LOAD) as beside:
         beside.start()
@@ -244,20 +269,12 @@ def chosen(names: Sequence[str], forwards: int | None) -> list[tuple[Shape, int]
 def main(path: Path | None, names: tuple[str, ...], forwards: int | None) -> None:
     """Count the distinct digests of many forwards under load."""
     from mok.errors import InputError
-    from mok.hopper.support import device_problem
 
     try:
         wanted = chosen(names, forwards)
     except InputError as error:
         raise click.UsageError(str(error)) from error
-    if not torch.cuda.is_available():
-        click.echo("nothing ran: needs a CUDA device", err=True)
-        sys.exit(3)
-    device = torch.device("cuda", torch.cuda.current_device())
-    problem = device_problem(device)
-    if problem is not None:
-        click.echo(f"nothing ran: {problem}", err=True)
-        sys.exit(3)
+    device = device_or_exit()
     document: dict[str, Any] = {"calls": f"1 of {CALLS}, the others replays", "rows": []}
     for shape, count in wanted:
         row = measure(shape, count, device, click.echo)

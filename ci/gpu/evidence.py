@@ -49,17 +49,22 @@ FORMAT = "mok-verify-evidence-v1"
 RUN_FORMAT = "mok-verify-gpu-run-v1"
 MAX_BYTES = 200_000
 PARTS = (
-    *("tests", "digest", "faults", "verify", "degrees", "peers", "forward", "bench", "sanitize"),
-    "endurance",
+    *("tests", "digest", "faults", "verify", "degrees", "backward-degrees", "training", "peers"),
+    *("forward", "backward", "bench", "sanitize", "endurance", "backward-endurance"),
 )
 # their steps stand alone: each that ended is worth its row
-MAY_TIME_OUT = ("peers", "forward", "bench")
+MAY_TIME_OUT = ("peers", "forward", "backward", "bench")
 SHOWN: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "degrees": lambda row: row["equal"] and not row["lacking"] and not row["broken"],
-    "endurance": lambda row: row["distinct"] == 1 and row["under_load"] >= row["wanted"],
+    "backward-degrees": lambda row: row["equal"] and not row["lacking"],
+    "training": lambda row: row["equal"] and row["kernels"] == row["wanted"] > 0,
+    **dict.fromkeys(
+        ("endurance", "backward-endurance"),
+        lambda row: row["distinct"] == 1 and row["under_load"] >= row["wanted"],
+    ),
 }
 """By part, what each row of its document shows in a run that passed."""
-REQUIRED = {"h200": (*PARTS, "verify-x2")}
+REQUIRED = {"h200": (*PARTS, "verify-x2", "training-x2")}
 """By device, the files that belong together: once one is there, README names those that are not."""
 Json = dict[str, Any]
 

@@ -1,5 +1,6 @@
-"""What digest and forward are meant to reach on a GPU, beside what they reached. A miss is told,
-not hidden.
+"""What digest, forward and backward are meant to reach on a GPU, beside what they reached.
+
+A miss is told, not hidden.
 
 Speeds hang on the card, so that a missed goal fails no test; README's table must say it instead.
 """
@@ -16,7 +17,7 @@ SHARE_OF_HASH = 1.0  # of torch.hash_tensor, and more than that
 HOST = {"plan_replay_us": ("replay", 15.0), "plan_build_us": ("build", 100.0)}
 YES, NO, UNKNOWN = "yes", "NO", "not measured"
 NOTHING = "nothing that counts"
-_SETTING = {"direction": "forward", "routing": "gaussian", "ranks": 1}
+_SETTING = {"routing": "gaussian", "ranks": 1}
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,16 @@ SONIC_ROTATION = (1.0, 4)  # of SonicMoE's speed, and at how many shapes
 SONIC_ALONE = (1.05, 4)
 TORCH_LEAST = 1.3  # of the torch pipeline's speed, at every shape
 MEMORY_MOST = 1.05  # of SonicMoE's memory above the inputs
-FORWARDS = 10_000  # under load, of shapes that take 1 ms or less
-LARGE = ("kimi-shard", 300)
+DEGREE_LEAST = 0.93  # of one rank's speed, on two
+MANY = 10_000  # calls under load of shapes that take so many ms or less, by direction
+AT_MOST_MS = {"forward": 1, "backward": 2}
+LARGE = {"forward": ("kimi-shard", 300), "backward": ("kimi-shard", 200)}
 
 
-def judged_forward(documents: Sequence[Mapping[str, Any]]) -> list[Judged]:
-    """Every goal of the forward on one rank, against documents of `mok bench layer`.
+def judged_direction(
+    documents: Sequence[Mapping[str, Any]], direction: str = "forward"
+) -> list[Judged]:
+    """Every goal of a direction on one rank, against documents of `mok bench layer`.
 
     A peer's row that was timed apart, or that is not comparable, counts no more than one that is
     missing: the goal is then not met.
@@ -87,7 +92,10 @@ def judged_forward(documents: Sequence[Mapping[str, Any]]) -> list[Judged]:
 
     found, by_protocol = [], {}
     for protocol in ("rotation", "alone"):
-        speeds = {shape: _speed(documents, shape, "sonicmoe", protocol) for shape in PEER_SHAPES}
+        speeds = {
+            shape: _speed(documents, direction, shape, "sonicmoe", protocol)
+            for shape in PEER_SHAPES
+        }
         by_protocol[protocol] = {shape: one for shape, one in speeds.items() if one is not None}
     for shape in PEER_SHAPES:
         speed = by_protocol["rotation"].get(shape)
@@ -99,10 +107,10 @@ def judged_forward(documents: Sequence[Mapping[str, Any]]) -> list[Judged]:
         what = f"shapes with {least:g} x SonicMoE's speed or more, {protocol}"
         found.append(Judged(what, f"{shapes} or more", told, YES if good >= shapes else NO))
     for shape in PEER_SHAPES:
-        speed = _speed(documents, shape, "torch", "rotation")
+        speed = _speed(documents, direction, shape, "torch", "rotation")
         found.append(_least(f"{shape}: speed / torch pipeline's, rotation", speed, TORCH_LEAST))
     for shape in PEER_SHAPES:
-        share = _memory(documents, shape)
+        share = _memory(documents, direction, shape)
         told = NOTHING if share is None else f"{math.ceil(round(share * 1000, 6)) / 1000:.3f}"
         met = YES if share is not None and share <= MEMORY_MOST else NO
         found.append(Judged(f"{shape}: memory / SonicMoE's", f"{MEMORY_MOST} or less", told, met))
@@ -115,11 +123,42 @@ def _least(what: str, value: float | None, goal: float) -> Judged:
     return Judged(what, f"{goal:g} or more", *_outcome(value, "", value >= goal))
 
 
+def judged_degrees(
+    one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]], direction: str
+) -> list[Judged]:
+    """Ours on two ranks, each with the tokens of one, against one: documents of both."""
+    from mok.bench.shapes import PEER_SHAPES
+
+    found = []
+    for shape in PEER_SHAPES:
+        alone, both = (
+            _own_ms(documents, direction, shape, ranks) for ranks, documents in ((1, one), (2, two))
+        )
+        share = None if alone is None or both is None else alone / both
+        found.append(_least(f"{shape}: speed of 2 ranks / of one, rotation", share, DEGREE_LEAST))
+    return found
+
+
+def _own_ms(
+    documents: Sequence[Mapping[str, Any]], direction: str, shape: str, ranks: int
+) -> float | None:
+    """Ours in the last rotation of the documents."""
+    wanted = {"shape": shape, "protocol": "rotation", "direction": direction, **_SETTING}
+    found = [
+        float(row["median_ms"])
+        for document in documents
+        for row in document["rows"]
+        if row["contender"] == document["ours"] and _is(row, {**wanted, "ranks": ranks})
+    ]
+    return found[-1] if found else None
+
+
 def _speed(
-    documents: Sequence[Mapping[str, Any]], shape: str, peer: str, protocol: str
+    documents: Sequence[Mapping[str, Any]], direction: str, shape: str, peer: str, protocol: str
 ) -> float | None:
     """Ours over the peer's, in the last of the documents where that counts."""
-    wanted = {"shape": shape, "peer": peer, "protocol": protocol, **_SETTING}
+    wanted = {"shape": shape, "peer": peer, "protocol": protocol, "direction": direction}
+    wanted |= _SETTING
     found = [
         float(one["time"])
         for document in documents
@@ -129,14 +168,15 @@ def _speed(
     return found[-1] if found else None
 
 
-def _memory(documents: Sequence[Mapping[str, Any]], shape: str) -> float | None:
+def _memory(documents: Sequence[Mapping[str, Any]], direction: str, shape: str) -> float | None:
     """Ours over SonicMoE's in the rotation, where both rows count."""
     found = None
+    wanted = {"shape": shape, "protocol": "rotation", "direction": direction, **_SETTING}
     for document in documents:
         of: dict[str, float] = {}
         for row in document["rows"]:
             counts = row["comparable"] is not False and not row["apart"] and row["memory_bytes"]
-            if counts and _is(row, {"shape": shape, "protocol": "rotation", **_SETTING}):
+            if counts and _is(row, wanted):
                 of[row["contender"]] = float(row["memory_bytes"])
         if of.keys() >= {document["ours"], "sonicmoe"}:
             found = of[document["ours"]] / of["sonicmoe"]
@@ -147,20 +187,22 @@ def _is(one: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(one.get(name) == value for name, value in wanted.items())
 
 
-def judged_endurance(document: Mapping[str, Any]) -> list[Judged]:
-    """Every goal of the forwards under load, against the document of ci/gpu/endurance.py."""
+def judged_endurance(document: Mapping[str, Any], direction: str = "forward") -> list[Judged]:
+    """Every goal of calls under load, against the document of ci/gpu/endurance.py or of
+    ci/gpu/backward_endurance.py."""
     rows: Sequence[Mapping[str, Any]] = document.get("rows") or ()
     found = [
-        Judged(f"{row['shape']}: digests of all forwards", "1", str(row["distinct"]), met)
+        Judged(f"{row['shape']}: digests of all {direction}s", "1", str(row["distinct"]), met)
         for row in rows
         for met in (YES if row["distinct"] == 1 else NO,)
     ]
-    small = sum(row["under_load"] for row in rows if row["ms_alone"] <= 1)
-    name, least = LARGE
+    longest = AT_MOST_MS[direction]
+    small = sum(row["under_load"] for row in rows if row["ms_alone"] <= longest)
+    name, least = LARGE[direction]
     large = sum(row["under_load"] for row in rows if row["shape"] == name)
     for what, done, wanted in (
-        ("forwards under load of shapes that take 1 ms or less", small, FORWARDS),
-        (f"forwards under load of {name}", large, least),
+        (f"{direction}s under load of shapes that take {longest} ms or less", small, MANY),
+        (f"{direction}s under load of {name}", large, least),
     ):
         found.append(Judged(what, f"{wanted} or more", str(done), YES if done >= wanted else NO))
     return found

@@ -1,4 +1,4 @@
-"""The Hopper forward for `verify run`: the bundled layer at widths that its kernel takes.
+"""The Hopper kernels for `verify run`: the bundled layer at widths that they take.
 
 The built-in cases have odd widths, for which `backend="auto"` takes the portable backend. These
 insist on the kernel where there is a CUDA device, so that nothing is shown of another backend by
@@ -7,10 +7,15 @@ by name. On a CPU they run the portable backend, which is how tests know that th
 
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 1
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 2
+    MOK_HOPPER_BACKWARD=1 verify run ci/gpu/hopper_cases.py --device cuda --ranks 1
 
-`hopper/degrees` runs several ranks on one GPU in one launch, for degrees that there are no GPUs
-for, and needs a GPU of one rank; its claims `vary` and `schedule` say that no degree, no grid and
-no size of segments changes a bit.
+With the variable gradients come from the kernels too, else from the portable backend, and the cases
+called `backward` fail by name on a GPU. `hopper/backward` takes all gradients in its execution, so
+that a CUDA graph can record both directions, and grids and segments are varied for every gradient.
+
+`hopper/degrees` and `hopper/backward-degrees` run several ranks on one GPU in one launch, for
+degrees that there are no GPUs for, and need a GPU of one rank; their claims `vary` and `schedule`
+say that no degree, no grid and no size of segments changes a bit.
 """
 
 from __future__ import annotations
@@ -19,7 +24,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import degree_problem as problem  # both beside this file
+import backward_degrees  # all three beside this file
+import degree_problem as problem
 import degrees
 import torch
 from torch import Tensor
@@ -27,6 +33,7 @@ from torch import Tensor
 from mok.hopper import local_group
 from mok.hopper.layout import Segments
 from mok.hopper.packing import Problem
+from mok.hopper.support import BACKWARD_VARIABLE, backward_wanted
 from verify import inputs as generated
 from verify.builtin import covered, exact, layer, moe
 from verify.cases import Case
@@ -45,8 +52,16 @@ def backend(x: Tensor) -> str:
     return "hopper" if x.is_cuda else "auto"
 
 
+def insist_on_backward(x: Tensor) -> None:
+    """UnsupportedError on a GPU unless backwards run on the kernels."""
+    if x.is_cuda and not backward_wanted():
+        raise UnsupportedError(
+            f"its gradients would be the portable backend's; set {BACKWARD_VARIABLE}=1"
+        )
+
+
 def execute(**arguments: Any) -> Tensor:
-    """The layer; its backward is the portable one."""
+    """The layer; its backward is the kernels' where the environment asks for it."""
     return layer.execute(**arguments, backend=backend(arguments["x"]))
 
 
@@ -59,6 +74,18 @@ def execute_forward(**arguments: Any) -> Tensor:
     """The forward alone, which a CUDA graph can record."""
     with torch.no_grad():
         return execute(**arguments)
+
+
+def execute_backward(d_out: Tensor, **arguments: Any) -> dict[str, Tensor]:
+    """Output and all gradients for the given upstream gradient."""
+    insist_on_backward(arguments["x"])
+    out = execute(**arguments)
+    leaves = {
+        name: one for name, one in arguments.items() if name in (*layer.ROUTED, *layer.SHARED)
+    }
+    gradients = torch.autograd.grad(out, list(leaves.values()), d_out)
+    found = {f"d_{name}": one for name, one in zip(leaves, gradients, strict=True)}
+    return {"out": out.detach(), **found}
 
 
 def execute_exact(**arguments: Any) -> dict[str, Tensor]:
@@ -83,7 +110,7 @@ def _inputs(gradients: bool) -> Mapping[str, Any]:
 LAYER = replace(
     moe.MOE,
     name="hopper/layer",
-    description="mixture of experts: the Hopper forward, the portable backward",
+    description="mixture of experts on the Hopper backend",
     execute=execute,
     inputs=_inputs(True),
     schedule=SCHEDULE,
@@ -98,6 +125,21 @@ CLAMPED = replace(
     execute=execute_clamped,
     reference=moe.CLAMPED.reference,
     claims=moe.CLAMPED.claims,
+)
+BACKWARD = replace(
+    LAYER,
+    name="hopper/backward",
+    description="both directions of the Hopper backend in one execution",
+    execute=execute_backward,
+    inputs={**_inputs(True), "d_out": generated.normal(T, H, dtype=torch.bfloat16)},
+    claims=(
+        *("repeat", "process", "memory", "history", "contention", "stream", "sms", "graph"),
+        *("schedule", "ep", "rank"),
+    ),
+    placement=exact.PLACEMENT,
+    batch=dict.fromkeys(exact.TOKENS, 0),
+    reference=None,
+    gradients=False,
 )
 FORWARD = replace(
     LAYER,
@@ -166,12 +208,61 @@ def execute_degrees(
         return out
 
 
-def _open(degree: int, parts: list[Problem], segments: Segments | None) -> degrees.Ranks:
+def execute_backward_degrees(
+    d_out: Tensor,
+    degree: int = DEGREE,
+    num_sms: int = 0,
+    segments: tuple[int, int] | None = degrees.SEGMENTS[0],
+    **arguments: Any,
+) -> dict[str, Tensor]:
+    """out and the gradients that no degree may change, of all ranks in order; 0: the layer's.
+
+    The shared expert's are a rank's own sums, which backward_degrees.py compares. Otherwise as
+    execute_degrees.
+    """
+    if not arguments["x"].is_cuda:
+        return execute_degrees(degree, num_sms, segments, **arguments)  # says why not
+    if degree == 0:
+        found = execute_backward(d_out, **arguments, num_sms=num_sms)
+        return {name: one for name, one in found.items() if "shared" not in name}
+    with torch.no_grad():
+        whole = whole_problem(**{name: one.detach() for name, one in arguments.items()})
+        tokens = problem.shares(whole, degree)
+        parts, d_outs = problem.split(whole, tokens), list(d_out.detach().split(tokens))
+        chosen = None if segments is None else Segments(*segments)
+        ranks = _open(degree, parts, chosen, backward=True)
+        kept = backward_degrees.forward(ranks, parts, num_sms)
+        gradients = backward_degrees.backward(ranks, parts, d_outs, kept, num_sms=num_sms)
+        ranks.wait()
+        facts = backward_degrees.facts_of(ranks.workspaces, tokens)
+        lacking = backward_degrees.lacking(facts) if segments == degrees.SEGMENTS[0] else []
+        if lacking:
+            raise RuntimeError(f"degree {degree} ran without {', '.join(lacking)}: {facts}")
+        joined = backward_degrees.joined(gradients)
+        named = {_NAMES[name]: joined[name] for name in backward_degrees.ROUTED}
+        return {"out": torch.cat([one.out for one in kept]), **named}
+
+
+_NAMES = {
+    "d_x": "d_x",
+    "d_router": "d_router_weights",
+    **{f"d_{name}": f"d_w_{name}" for name in ("gate", "up", "down")},
+}
+"""The layer's names of gradients by those of launches."""
+
+
+def _open(
+    degree: int, parts: list[Problem], segments: Segments | None, backward: bool = False
+) -> degrees.Ranks:
     """Used again and again, as those of the layer are: their epochs go on."""
     device, sizes = parts[0].x.device, problem.sizes_of(parts)
-    key = (degree, device, sizes, segments)
+    key = (degree, device, sizes, segments, backward)
     if key not in _RANKS:
-        _RANKS[key] = degrees.open_ranks(degree, sizes, device, segments)
+        _RANKS[key] = (
+            backward_degrees.open_ranks(degree, parts, segments)
+            if backward
+            else degrees.open_ranks(degree, sizes, device, segments)
+        )
     return _RANKS[key]
 
 
@@ -226,5 +317,16 @@ DEGREES = Case(
         *(*covered.LAYER, *covered.ON_GPU),
     ),
     ranks=1,
+)
+BACKWARD_DEGREES = replace(
+    DEGREES,
+    name="hopper/backward-degrees",
+    description="the Hopper backward at every degree of expert parallelism on one GPU",
+    execute=execute_backward_degrees,
+    inputs={
+        **{name: replace(one, requires_grad=True) for name, one in _degree_inputs().items()},
+        "d_out": generated.normal(problem.T, problem.H, dtype=torch.bfloat16),
+    },
+    sources=(*DEGREES.sources, backward_degrees.__file__),
 )
 EXACT = tuple(_exact(variant) for variant in exact.TILED)

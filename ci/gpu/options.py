@@ -15,11 +15,12 @@ from pathlib import Path
 import click
 
 NAMES = (
-    *("tests", "digest", "faults", "verify", "degrees", "peers", "forward", "bench", "sanitize"),
-    "endurance",
+    *("tests", "digest", "faults", "verify", "degrees", "backward-degrees", "training", "peers"),
+    *("forward", "backward", "bench", "sanitize", "endurance", "backward-endurance"),
 )
 """The parts, in the order in which they run."""
-USUAL = tuple(name for name in NAMES if name != "endurance")
+BY_NAME = ("backward", "endurance", "backward-endurance")
+USUAL = tuple(name for name in NAMES if name not in BY_NAME)
 """Those that run when none are named: the others do not fit 8 minutes beside them."""
 
 

@@ -20,9 +20,10 @@ import sys
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # before torch: no pools
 
 import click
-import degree_problem  # both beside this file
+import degree_problem  # all three beside this file
 import degrees
 import torch
+from one_gpu import device_or_exit
 from torch import Tensor
 
 from mok.exact import exact_case
@@ -38,7 +39,7 @@ DEGREES = {0: (200,), 2: (0, 200)}
 """By degree, tokens of each rank; 0: one rank alone."""
 
 
-def problem() -> tuple[Problem, Tensor]:
+def problem(device: torch.device) -> tuple[Problem, Tensor]:
     """An exact problem on the device, and the out that it must give, on the host."""
     case = exact_case(200, 320, 192, 4, 2, "skewed", shared_width=64)
     given = case.inputs
@@ -46,25 +47,18 @@ def problem() -> tuple[Problem, Tensor]:
         *(given.x, given.topk_experts, given.router_weights.float()),
         *(given.w_gate, given.w_up, given.w_down, given.shared),
     )
-    return degree_problem.to_device(made, torch.device("cuda", 0)), case.expected["out"].bfloat16()
+    return degree_problem.to_device(made, device), case.expected["out"].bfloat16()
 
 
 def main() -> int:
     """Every degree, with and without what a backward needs, twice each."""
-    from mok.hopper.support import device_problem
-
-    why = "needs a CUDA device"
-    if torch.cuda.is_available():
-        why = device_problem(torch.device("cuda", 0)) or ""
-    if why:
-        click.echo(f"nothing ran: {why}", err=True)
-        return 3
-    whole, wanted = problem()
+    device = device_or_exit()
+    whole, wanted = problem(device)
     wrong = []
     for degree, tokens in DEGREES.items():
         parts = degree_problem.split(whole, tokens)
         sizes = degree_problem.sizes_of(parts)
-        ranks = degrees.open_ranks(degree, sizes, whole.x.device, SEGMENTS, timeouts=TIMEOUTS)
+        ranks = degrees.open_ranks(degree, sizes, device, SEGMENTS, timeouts=TIMEOUTS)
         for save in (False, True):
             if degree:
                 found = launch_local_group(ranks.workspaces, parts, save=save)

@@ -200,37 +200,41 @@ _DIGEST = fields(
     {"unit": TEXT, "protocol": TEXT, **_HOST_TIMES},
 )
 
-_DEGREES = fields(
-    {
-        "rows": some(
-            fields(
-                {
-                    "degree": COUNT,
-                    "segments": TEXT,
-                    "ctas": RANKS,
-                    "equal": FLAG,
-                    "tokens": some(COUNT),
-                    "lacking": each(TEXT),
-                    "findings": each(TEXT),
-                    **dict.fromkeys(("blocks", "wraps_x", "wraps_h", "tails"), COUNT),
-                    **dict.fromkeys(("empty_experts", "crossing", "records", "broken"), COUNT),
-                }
-            )
-        )
-    }
+_DEGREE = {
+    "degree": COUNT,
+    "segments": TEXT,
+    "ctas": RANKS,
+    "equal": FLAG,
+    "tokens": some(COUNT),
+    "lacking": each(TEXT),
+    **dict.fromkeys(("blocks", "tails", "empty_experts", "crossing"), COUNT),
+}
+_LOGGED = dict.fromkeys(("wraps_x", "wraps_h", "records", "broken"), COUNT)
+_DEGREES = fields({"rows": some(fields({**_DEGREE, **_LOGGED, "findings": each(TEXT)}))})
+_BACKWARD_DEGREES = fields(
+    {"rows": some(fields({**_DEGREE, "wraps": COUNT, "parts": COUNT, "wrong": each(TEXT)}))}
 )
 _ENDURED = fields({"load": TEXT, "forwards": COUNT, "under_load": COUNT, "ms": SECONDS})
-_ENDURANCE = fields(
+_MANY = {
+    "shape": NAME,
+    "ms_alone": SECONDS,
+    "per_second": SECONDS,
+    **dict.fromkeys(("wanted", "forwards", "under_load"), COUNT),
+    **dict.fromkeys(("distinct", "differing"), COUNT),
+    "loads": each(_ENDURED),
+}
+_ENDURANCE = fields({"rows": some(fields(_MANY))})
+_BACKWARD_ENDURANCE = fields({"rows": some(fields({**_MANY, "outputs": by_name(COUNT)}))})
+_TRAINING = fields(
     {
         "rows": some(
             fields(
                 {
-                    "shape": NAME,
-                    "ms_alone": SECONDS,
-                    "per_second": SECONDS,
-                    **dict.fromkeys(("wanted", "forwards", "under_load"), COUNT),
-                    **dict.fromkeys(("distinct", "differing"), COUNT),
-                    "loads": each(_ENDURED),
+                    **dict.fromkeys(("ranks", "steps", "times"), RANKS),
+                    **dict.fromkeys(("shared", "recompute", "equal"), FLAG),
+                    **dict.fromkeys(("losses", "weights"), NAME),
+                    **dict.fromkeys(("first", "last", "seconds"), SECONDS),
+                    **dict.fromkeys(("kernels", "wanted"), COUNT),
                 }
             )
         )
@@ -261,9 +265,11 @@ _WHOLE = {
     "digest": _DIGEST,
     "faults": _FAULTS,
     "degrees": _DEGREES,
-    "forward": _bench,
-    "bench": _bench,
+    "backward-degrees": _BACKWARD_DEGREES,
+    "training": _TRAINING,
+    **dict.fromkeys(("forward", "backward", "bench"), _bench),
     "endurance": _ENDURANCE,
+    "backward-endurance": _BACKWARD_ENDURANCE,
 }
 DOCUMENTS: Mapping[str, Check] = {
     "tests": _junit,

@@ -23,7 +23,11 @@ MEASURED = ("csrc", "verify", "mok", "ci/gpu")
 FOLDERS = (*MEASURED, "tests", PLUGIN)
 SUFFIXES = (".py", ".cu", ".cuh", ".sh", ".json", ".jinja", ".safetensors")
 READERS = tuple(
-    f"ci/gpu/{name}.py" for name in ("evidence", "extracts", "goals", "paths", "shapes", "tables")
+    f"ci/gpu/{name}.py"
+    for name in (
+        *("evidence", "extracts", "forward_tables", "goals", "paths", "shapes", "speed_tables"),
+        *("table_grids", "tables", "verdict_tables"),
+    )
 )
 """What reads evidence and measures nothing; it may change without making evidence stale."""
 _PATIENCE = 60.0  # seconds for a git command

@@ -84,6 +84,23 @@ def test_gradients_can_be_taken_twice_from_a_kept_graph(inputs):
         prepared.backward(out, False)
 
 
+def test_main_gradients_are_those_of_one_backward_after_a_forward(inputs):
+    everything = accuracy.everything(inputs)
+    expected = accuracy.reference(inputs, everything)
+    prepared = ours.prepare_main(inputs)
+    for _ in range(2):
+        out = prepared.forward()
+        found = prepared.backward(out, True)
+        assert found["d_gate"].dtype == found["d_down"].dtype == torch.float32
+        errors = accuracy.errors({"out": out, **prepared.arrange(found)}, expected, everything)
+        assert all(error < 6e-3 for error in errors.values()), errors
+    once = {name: value.clone() for name, value in found.items()}
+    again = prepared.backward(out, True)
+    for name in ("d_gate", "d_up", "d_down"):
+        assert torch.equal(again[name], 2 * once[name])
+    assert torch.equal(again["d_x"], once["d_x"])
+
+
 def test_nan_is_an_infinite_error():
     nothing = torch.tensor([float("nan"), 1.0])
     assert accuracy.relative_l2(nothing, torch.ones(2).double()) == float("inf")

@@ -19,6 +19,7 @@ from mok.bench.runs import Options, Run
 from mok.bench.shapes import SHAPES, Shape
 from mok.cli import main
 from mok.errors import InputError
+from mok.hopper import support
 
 SHAPE = Shape("test", 16, 4, 16, 8, 2)
 
@@ -305,6 +306,7 @@ def test_who_is_timed_forward_only_is_slow_only_for_its_work(device):
 
 
 def test_our_forward_alone_is_timed_where_its_backward_is_a_stand_in(monkeypatch):
+    monkeypatch.delenv(support.BACKWARD_VARIABLE, raising=False)
     monkeypatch.setattr("mok.hopper.support.backend_here", lambda: ("hopper", "an H200"))
     kernel, portable, on_cpu = ours.contender("cuda"), ours.portable("cuda"), ours.contender("cpu")
     assert kernel.version.endswith(" hopper")
@@ -315,6 +317,19 @@ def test_our_forward_alone_is_timed_where_its_backward_is_a_stand_in(monkeypatch
         assert other.directions == ("forward", "backward")
     found = {entry.name: entry for entry in available("cpu")}
     assert found["mok"].directions == ("forward", "backward")
+
+
+def test_both_directions_are_timed_where_the_kernels_run_the_backward(monkeypatch):
+    monkeypatch.setenv(support.BACKWARD_VARIABLE, "1")
+    monkeypatch.setattr("mok.hopper.support.backend_here", lambda: ("hopper", "an H200"))
+    kernel, adding = ours.contender("cuda"), ours.adding("cuda")
+    assert kernel.directions == ("forward", "backward")
+    assert kernel.tflops["backward"] == kernel.tflops["forward"] > 100
+    assert adding.directions == ("backward",)
+    assert adding.by_name_only
+    assert "fp32 main gradients" in adding.version
+    assert ours.portable("cuda").tflops["backward"] < 100
+    assert ours.contender("cpu").tflops["backward"] < 100
 
 
 def test_progress_says_what_is_skipped_and_how_long_it_takes(device):

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from degree_script import load_degrees, load_problem
+from degree_script import load_backward_degrees, load_degrees, load_problem
 
 import mok
 from mok.hopper.layout import Segments, size_problem
+from mok.hopper.support import BACKWARD_VARIABLE
 from verify import builtin
 from verify.builtin import covered
 from verify.cases import Case
@@ -31,7 +32,7 @@ FILE = Path(mok.__file__).parent.parent / "ci" / "gpu" / "hopper_cases.py"
 
 @pytest.fixture(scope="module")
 def cases() -> Iterator[ModuleType]:
-    load_degrees()  # `verify run` has the file's folder on its path
+    load_backward_degrees()  # `verify run` has the file's folder on its path
     spec = importlib.util.spec_from_file_location("hopper_cases_under_test", FILE)
     assert spec is not None
     assert spec.loader is not None
@@ -40,6 +41,12 @@ def cases() -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     yield module
     del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def prepared(cases: ModuleType) -> dict[str, torch.Tensor]:
+    """Arguments of the case of degrees, which are many."""
+    return prepare(cases.DEGREES).tensors
 
 
 def _problem(case: Case) -> str | None:
@@ -61,7 +68,7 @@ def test_the_kernel_takes_these_cases_and_of_the_built_in_ones_that_for_timing(
     cases: ModuleType,
 ) -> None:
     made = cases_in(cases)
-    assert len(made) == 4 + 7
+    assert len(made) == 6 + 7
     assert {case.name: _problem(case) for case in made} == dict.fromkeys(c.name for c in made)
     taken = [case for case in (*builtin.CASES, *builtin.BY_NAME) if _problem(case) is None]
     assert taken == [builtin.MOE_1024]
@@ -83,14 +90,15 @@ def test_every_case_promises_what_ci_asks_of_it(cases: ModuleType) -> None:
 
 
 def test_the_case_of_degrees_varies_each_of_them_and_brings_about_what_is_hard(
-    cases: ModuleType,
+    cases: ModuleType, prepared: dict[str, torch.Tensor]
 ) -> None:
     degrees, problems, case = load_degrees(), load_problem(), cases.DEGREES
     assert {*case.vary["degree"], cases.DEGREE} == {0, 1, 2, 4, 8, 64}
     assert {one["num_sms"] for one in case.schedule if "num_sms" in one} == {1, 2, 7, 132}
     assert set(case.claims) >= {"vary", "schedule", "contention", "repeat", "process"}
-    tensors = prepare(case).tensors
-    assert torch.equal(tensors["topk_experts"], problems.whole_problem().topk)
+    tensors = prepared
+    same_routing = problems.whole_problem(hidden=64, width=64)  # which depends on neither
+    assert torch.equal(tensors["topk_experts"], same_routing.topk)
     rows = torch.bincount(tensors["topk_experts"].clamp(min=0).view(-1), minlength=problems.E)
     assert int(rows[problems.CROWDED]) == problems.T
     assert problems.T % 128 == 64
@@ -105,6 +113,48 @@ def test_the_case_of_degrees_varies_each_of_them_and_brings_about_what_is_hard(
         case.execute(**tensors)
 
 
+def test_the_cases_of_the_backward_promise_the_same_of_every_gradient(
+    cases: ModuleType, prepared: dict[str, torch.Tensor]
+) -> None:
+    both, degrees = cases.BACKWARD, cases.BACKWARD_DEGREES
+    assert set(both.claims) >= {"graph", "schedule", "contention", "stream", "sms", "ep", "rank"}
+    assert both.schedule == cases.LAYER.schedule
+    assert not both.gradients
+    assert not degrees.gradients
+    assert (degrees.vary, degrees.schedule) == (cases.DEGREES.vary, cases.DEGREES.schedule)
+    given = prepare(degrees).tensors
+    assert set(given) - set(prepared) == {"d_out"}
+    assert all(given[name].requires_grad for name in ("x", "router_weights", "w_down"))
+    with pytest.raises(UnsupportedError, match="--device cuda"):
+        degrees.execute(**given)
+
+
+def test_the_backward_on_a_gpu_is_the_kernels_or_an_error(
+    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
+    monkeypatch.delenv(BACKWARD_VARIABLE, raising=False)
+    cases.insist_on_backward(on_cpu)
+    with pytest.raises(UnsupportedError, match=f"set {BACKWARD_VARIABLE}=1"):
+        cases.insist_on_backward(on_gpu)
+    monkeypatch.setenv(BACKWARD_VARIABLE, "1")
+    cases.insist_on_backward(on_gpu)
+
+
+def test_both_directions_in_one_execution_have_the_gradients_of_autograd(
+    cases: ModuleType,
+) -> None:
+    given = prepare(cases.BACKWARD).tensors
+    found = cases.BACKWARD.execute(**given)
+    d_out = given.pop("d_out")
+    out = cases.LAYER.execute(**given)
+    leaves = {name: one for name, one in given.items() if one.requires_grad}
+    wanted = torch.autograd.grad(out, list(leaves.values()), d_out)
+    assert set(found) == {"out", *(f"d_{name}" for name in leaves)}
+    for name, one in zip(leaves, wanted, strict=True):
+        assert torch.equal(found[f"d_{name}"], one), name
+
+
 class OnGpu(torch.Tensor):
     """A tensor that says it is on a GPU."""
 
@@ -112,11 +162,10 @@ class OnGpu(torch.Tensor):
 
 
 def test_an_execution_without_what_is_hard_is_an_error(
-    cases: ModuleType, monkeypatch: pytest.MonkeyPatch
+    cases: ModuleType, prepared: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     degrees, case = load_degrees(), cases.DEGREES
-    tensors = prepare(case).tensors
-    tensors["x"] = tensors["x"].as_subclass(OnGpu)
+    tensors = {**prepared, "x": prepared["x"].as_subclass(OnGpu)}
     opened, facts = [], [degrees.Facts((0, 5, 7), 9, 4, 2, 3, 1, 1)]
 
     def open_ranks(degree: int, sizes: object, device: object, segments: object) -> object:
@@ -163,7 +212,12 @@ def test_what_did_not_occur_is_named_and_nothing_else() -> None:
 
 @pytest.mark.slow
 def test_they_are_right_on_a_cpu() -> None:
-    target = f"{FILE}::hopper/"
-    layer = run([f"{target}clamped"], RunOptions(ranks=1, runs=1, claims=("reference",)))
-    exact = run([f"{target}exact-tiled-skewed"], RunOptions(ranks=1, runs=1, claims=("exact",)))
-    assert (layer["verdict"], exact["verdict"]) == ("VERIFIED", "VERIFIED")
+    names = ("hopper/clamped", "hopper/exact-tiled-skewed")
+    options = RunOptions(ranks=1, runs=1, claims=("reference", "exact"))
+    found = run([f"{FILE}::{name}" for name in names], options)  # in one process
+    told = [{one["claim"]: one["verdict"] for one in case["claims"]} for case in found["cases"]]
+    # Each promises one of both.
+    assert told == [
+        {"reference": "VERIFIED", "exact": "UNVERIFIED"},
+        {"reference": "UNVERIFIED", "exact": "VERIFIED"},
+    ]

@@ -18,7 +18,14 @@ def load_problem() -> ModuleType:
 def load_degrees() -> ModuleType:
     """The script that runs it."""
     load_problem()
+    _load("one_gpu")
     return _load("degrees")
+
+
+def load_backward_degrees() -> ModuleType:
+    """The script that runs its gradients."""
+    load_degrees()
+    return _load("backward_degrees")
 
 
 def _load(name: str) -> ModuleType:

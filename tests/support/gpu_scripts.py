@@ -10,8 +10,14 @@ from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parents[2] / "ci" / "gpu"
-READERS = ("sources", "paths", "shapes", "extracts", "goals", "evidence", "tables")
-NAMES = (*READERS, "options", "steps", "commands", "parts")
+READERS = (
+    *("sources", "paths", "shapes", "extracts", "goals", "evidence"),
+    *("table_grids", "verdict_tables", "speed_tables", "forward_tables", "tables"),
+)
+NAMES = (
+    *(*READERS, "options", "steps", "commands", "parts", "one_gpu"),
+    *("training_model", "training"),
+)
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The pytest plugin, in projects of its own outside of the repository, with and without xdist."""
+"""The pytest plugin, in projects of its own outside of the repository, with and without xdist.
+
+`Project.here` runs pytest in this process, which is quick; `Project.run` in one of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from nested_pytest import run_here
 
 from verify import results
 
@@ -86,6 +90,11 @@ class Project:
         )
         self.code = done.returncode
         return done.stdout
+
+    def here(self, *words: str) -> str:
+        """The same in this process, without xdist."""
+        self.code, said = run_here(self.folder, words, **self.environment)
+        return said
 
     def result(self, folder: str = "out") -> dict:
         document = results.read(self.folder / folder)
@@ -182,7 +191,7 @@ def test_outcomes_report_and_junit(project, workers):
 
 def test_first_and_last_line_of_a_failure(project):
     project.write(test_it=CHECKS)
-    shown = project.run("-k", "test_bad", "--verify-runs=3")
+    shown = project.here("-k", "test_bad", "--verify-runs=3")
     lines = [line[1:].strip() for line in shown.splitlines() if line.startswith("E ")]
     assert lines[0] == "VerdictError: verdict=MISMATCH equal (test_it.py::test_bad)"
     assert any("0x80000000" in line for line in lines)
@@ -193,7 +202,7 @@ def test_first_and_last_line_of_a_failure(project):
 
 def test_allowed_unverified_passes_and_still_says_so(project):
     project.write(test_it=CHECKS)
-    shown = project.run(
+    shown = project.here(
         "--verify-allow-unverified", "--verify-report=out", "-k", "empty or forgot or good"
     )
     assert project.code == 0, shown
@@ -205,7 +214,7 @@ def test_allowed_unverified_passes_and_still_says_so(project):
 
 def test_a_mismatch_is_never_allowed(project):
     project.write(test_it=CHECKS)
-    project.run("--verify-allow-unverified", "-k", "bad")
+    project.here("--verify-allow-unverified", "-k", "bad")
     assert project.code == 1
 
 
@@ -228,7 +237,7 @@ def bad(x):
 @pytest.mark.slow
 def test_module_level_cases_are_items(project):
     project.write(test_cases=CASES)
-    shown = project.run("-v", "--verify-report=out", "--verify-runs=2")
+    shown = project.here("-v", "--verify-report=out", "--verify-runs=2")
     assert project.code == 1
     assert "test_cases.py::good PASSED" in shown
     assert "test_cases.py::bad FAILED" in shown
@@ -241,7 +250,7 @@ def test_module_level_cases_are_items(project):
 
 def test_collecting_concludes_nothing(project):
     project.write(test_it="def test_it(bitwise):\n    pass\n")
-    shown = project.run("--collect-only", "-q", "--verify-report=out")
+    shown = project.here("--collect-only", "-q", "--verify-report=out")
     assert "test_it.py::test_it" in shown
     assert "verdict" not in shown
     assert not (project.folder / "out").exists()
@@ -256,7 +265,7 @@ def broken():
     raise RuntimeError("always")
 """
     )
-    shown = project.run("--verify-report=out")
+    shown = project.here("--verify-report=out")
     assert "1 error" in shown
     assert _states(project.result()) == {("broken", "UNVERIFIED", "case-error")}
 
@@ -289,7 +298,7 @@ def test_4():
 
 def test_what_stopped_early_never_ran(project):
     project.write(test_it=CHECKS)
-    project.run("-x", "-k", "bad or noisy", "--verify-report=out")
+    project.here("-x", "-k", "bad or noisy", "--verify-report=out")
     assert _states(project.result()) == {
         ("test_bad", "MISMATCH", "bits-differ"),
         ("test_noisy", "UNVERIFIED", "not-run"),
@@ -316,7 +325,7 @@ def test_typo(bitwise):
     pass
 """
     )
-    shown = project.run("--verify-allow-unverified")
+    shown = project.here("--verify-allow-unverified")
     assert "1 passed, 1 error" in shown
     assert "the marker verify takes claims, runs, ranks, timeout by name, not run" in shown
 
@@ -329,7 +338,7 @@ def test_typo(bitwise):
     ],
 )
 def test_wrong_options(project, words, said):
-    assert said in project.run(*words)
+    assert said in project.here(*words)
     assert project.code == 4
 
 
@@ -342,7 +351,7 @@ def test_good(bitwise):
     pathlib.Path("out").write_text("in the way")
 """
     )
-    shown = project.run("--verify-report=out")
+    shown = project.here("--verify-report=out")
     assert "cannot write out/result.json" in shown
     assert project.code == 3
 
@@ -397,7 +406,7 @@ more = (table[0], make("third"))
 named = table[1]
 """
     )
-    shown = project.run("--collect-only", "-q")
+    shown = project.here("--collect-only", "-q")
     assert [line for line in shown.splitlines() if "::" in line] == [
         "test_lists.py::table[first]",
         "test_lists.py::more[third]",

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nested_pytest import run_here
 
 import _mok_verify_pytest as plugin
 from verify import results
@@ -77,6 +78,11 @@ class Project:
         self.code = done.returncode
         return done.stdout
 
+    def here(self, *words: str, cwd: str = ".", **variables: str) -> str:
+        """The same in this process, without xdist."""
+        self.code, said = run_here(self.folder, words, cwd, **variables)
+        return said
+
     def reasons(self) -> dict[str, str]:
         return {entry.case: entry.reason for entry in store.read(self.golden).entries}
 
@@ -102,7 +108,7 @@ def test_goldens_are_made_checked_and_refused(project: Project) -> None:
 
     # without the option they are checked like any other claim
     project.write(factor=3)
-    shown = project.run("-k", "not plain", "--verify-report=out", "..", cwd="sub")
+    shown = project.here("-k", "not plain", "--verify-report=out", "..", cwd="sub")
     assert project.code == 1
     assert "2 failed, 2 passed" in shown, shown
     document = results.read(project.folder / "sub" / "out")
@@ -121,7 +127,7 @@ def test_goldens_are_made_checked_and_refused(project: Project) -> None:
 
     # a refused update fails its test and no other
     project.write(factor=3, noise='int.from_bytes(os.urandom(4), "little")')
-    shown = project.run("--verify-update", "times three", "-k", "first or below")
+    shown = project.here("--verify-update", "times three", "-k", "first or below")
     assert project.code == 1
     assert "1 failed, 1 passed" in shown, "a failure, not an error"
     assert "no golden was written: a/b is not VERIFIED: repeat: verdict=MISMATCH" in shown
@@ -133,7 +139,7 @@ def test_goldens_are_made_checked_and_refused(project: Project) -> None:
 @pytest.mark.slow
 def test_ci_makes_no_goldens(project: Project) -> None:
     project.write(factor=4)
-    shown = project.run("-k", "first", "--verify-update", "r", CI="true")
+    shown = project.here("-k", "first", "--verify-update", "r", CI="true")
     assert project.code == 1
     assert "goldens are not written in CI" in shown
     assert "verify: 0 of 0 goldens changed" in shown
@@ -143,7 +149,7 @@ def test_ci_makes_no_goldens(project: Project) -> None:
 @pytest.mark.parametrize("reason", ["", "  ", "pytest.ini", "sub"])
 def test_an_update_needs_a_reason(project: Project, reason: str) -> None:
     """A forgotten one would take the first path of the command line for it."""
-    shown = project.run("--verify-update", reason)
+    shown = project.here("--verify-update", reason)
     assert project.code == 4
     assert "give the reason why goldens change" in shown
 

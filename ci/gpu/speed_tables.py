@@ -1,0 +1,100 @@
+"""README's tables of what is fast: the digest, layers with their joules, each direction; and goals.
+
+Each takes the evidence of its part, one file for each number of ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import goals  # both beside this file
+from table_grids import grid
+
+Json = Mapping[str, Any]
+
+
+def digest(own: Sequence[Json]) -> str:
+    """The benchmark's rows as they are, its other figures, and each goal beside what was met."""
+    parts = []
+    for one in own:
+        for step in one["results"].values():
+            document = step.get("document") or {}
+            rows = document.get("rows", [])
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            unit = document.get("unit", "")
+            parts.append(grid([[_cell(row.get(n)) for n in names] for row in rows], names))
+            others = [
+                f"{name} {_cell(value)}"
+                for name, value in document.items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            ]
+            told = [f"Unit: {unit}" if unit else "", document.get("protocol", ""), *others]
+            parts.append("; ".join(text for text in told if text) + ".")
+            parts += goals_met(goals.judged(document))
+    return "\n\n".join(parts)
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def bench(own: Sequence[Json]) -> str:
+    """Speed and energy, as the benchmark draws its own document."""
+    from mok.bench import tables
+
+    texts = []
+    for one in own:
+        for name, step in one["results"].items():
+            document = step.get("document")
+            state = "" if step["status"] == "passed" else f" ({step['status']})"
+            if len(one["results"]) > 1 or state:
+                texts.append(f"Step `{name}`{state}:" if document else f"Step `{name}`{state}.")
+            if document:
+                texts.append(tables.markdown(_terse(document)).strip())
+                if document["ended"] != "finished":
+                    texts.append(
+                        f"This step {document['ended']}: rows that are not here were not reached."
+                    )
+    return "\n\n".join(texts)
+
+
+def _terse(document: Json) -> Json:
+    """The benchmark's document with what `verify` found as a verdict: that has its own table."""
+    verdict = re.compile(r"^(MISMATCH|VERIFIED|UNVERIFIED):.*(?= \(on )")
+    rows = [
+        row | {"determinism": verdict.sub(r"\1", str(row["determinism"]))}
+        for row in document["rows"]
+    ]
+    return document | {"rows": rows}
+
+
+def forward(own: Sequence[Json]) -> str:
+    """The benchmark's tables; of one rank also each goal beside what was met."""
+    return _direction(own, "forward")
+
+
+def backward(own: Sequence[Json]) -> str:
+    """The same of the backward; and of two ranks what they reach of one."""
+    one, two = _documents(own, 1), _documents(own, 2)
+    degrees = goals_met(goals.judged_degrees(one, two, "backward")) if one and two else []
+    return "\n\n".join([_direction(own, "backward"), *degrees])
+
+
+def _direction(own: Sequence[Json], direction: str) -> str:
+    alone = any(one["ranks"] == 1 for one in own)
+    found = goals.judged_direction(_documents(own, 1), direction) if alone else []
+    return "\n\n".join([bench(own), *(goals_met(found) if alone else ())])
+
+
+def _documents(own: Sequence[Json], ranks: int) -> list[Json]:
+    """What the benchmark left of so many ranks."""
+    steps = [step for one in own if one["ranks"] == ranks for step in one["results"].values()]
+    return [step["document"] for step in steps if step.get("document")]
+
+
+def goals_met(found: list[goals.Judged]) -> list[str]:
+    """A table of each goal beside what was met, and how many were."""
+    cells = [one.cells() for one in found]
+    return [grid(cells, ["", "goal", "measured", "met"]), goals.summary(found)]

@@ -1,0 +1,382 @@
+"""The backward in ci/gpu: degrees, many calls under load, the sanitizer's script, speed; evidence
+of each, its tables and goals."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from backward_fakes import simulated_backward
+from degree_script import load_backward_degrees, load_degrees, load_problem
+from gpu_scripts import FOLDER, gpu_scripts
+from hopper_fakes import Fakes, simulated_launch
+
+from mok.bench.document import ratios
+from mok.bench.layer_command import layer
+from mok.bench.shapes import PEER_SHAPES, SHAPES
+from mok.hopper.layout import Segments
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, ModuleType]]:
+    with gpu_scripts() as loaded:
+        yield loaded
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def many(scripts: dict[str, ModuleType]) -> Iterator[ModuleType]:
+    _script("endurance")
+    yield _script("backward_endurance")
+    for name in ("endurance", "backward_endurance"):
+        del sys.modules[name]
+
+
+# ---- degrees ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def degrees(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, whose launches of one rank are simulated on a CPU."""
+    script, fakes = load_backward_degrees(), Fakes()
+    forward = load_degrees()
+
+    def open_ranks(degree: int, sizes: Any, device: Any, segments: Any, **_: Any) -> Any:
+        assert degree == 0
+        return forward.Ranks(0, (fakes.workspace(sizes, segments=segments),))
+
+    def ensure(workspace: Any, *, segments: Segments | None = None) -> Any:
+        return workspace.backward or fakes.backward(workspace, segments=segments)
+
+    def launch(workspace: Any, problem: Any, *, saved: int, num_sms: int = 0) -> Any:
+        return simulated_launch(workspace, problem, saved=saved)
+
+    monkeypatch.setattr(script.degrees, "open_ranks", open_ranks)
+    monkeypatch.setattr(script.degrees.Ranks, "wait", lambda self: None)
+    monkeypatch.setattr(script, "ensure_backward", ensure)
+    monkeypatch.setattr(script, "launch", launch)
+    monkeypatch.setattr(script, "launch_backward", simulated_backward)
+    return script
+
+
+FACTS = {"blocks": 9, "wraps": 2, "tails": 1, "empty_experts": 1, "crossing": 1, "parts": 1}
+
+
+def test_a_row_of_degrees_compares_every_gradient(
+    degrees: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load_problem().whole_problem(tokens=150, hidden=64, width=64, experts=8)
+    base = degrees.make_base(whole, degrees.upstream(150, 64))
+    facts = degrees.Facts((150,), **FACTS)
+    monkeypatch.setattr(degrees, "facts_of", lambda workspaces, tokens: facts)
+    row = degrees.row_of(base, (0, (1, 1), 7))
+    assert degrees.passed(row)
+    assert (row["wrong"], row["lacking"], row["ctas"]) == ([], [], 7)
+    plain = degrees.backward
+    for name in (*degrees.ROUTED, *degrees.SHARED):
+
+        def wrong(*given: Any, name: str = name, **options: Any) -> Any:
+            found = plain(*given, **options)
+            value = getattr(found[0], name).clone()
+            value.view(-1)[-1] += 1.0
+            return [replace(found[0], **{name: value})]
+
+        monkeypatch.setattr(degrees, "backward", wrong)
+        row = degrees.row_of(base, (0, (1, 1), 0))
+        assert row["wrong"] == [name, f"{name} computed again"]
+        assert not degrees.passed(row)
+
+
+def test_what_did_not_occur_is_named_and_nothing_else() -> None:
+    degrees = load_backward_degrees()
+    good = degrees.Facts((0, 5, 7), **FACTS)
+    assert degrees.lacking(good) == []
+    assert degrees.lacking(replace(good, tokens=(12,))) == []
+    for changed, word in (
+        ({"wraps": 1}, "ring"),
+        ({"tails": 0}, "tail"),
+        ({"empty_experts": 0}, "without rows"),
+        ({"crossing": 0}, "border"),
+        ({"parts": 0}, "in parts"),
+        ({"tokens": (1, 5, 7)}, "without tokens"),
+    ):
+        (told,) = degrees.lacking(replace(good, **changed))
+        assert word in told
+
+
+def test_sums_of_the_shared_expert_are_those_of_each_ranks_tokens(degrees: ModuleType) -> None:
+    whole = load_problem().whole_problem(tokens=150, hidden=64, width=64, experts=8)
+    d_out = degrees.upstream(150, 64)
+    base = degrees.make_base(whole, d_out)
+    parts = base.wanted((50, 0, 100))
+    assert base.wanted((50, 0, 100)) == parts  # computed once
+    for name in degrees.SHARED:
+        one, none, other = parts[name].chunk(3)
+        assert not none.any()
+        total = base.gradients[name]
+        assert torch.allclose(one + other, total, rtol=1e-3, atol=1e-3 * float(total.abs().max()))
+        assert one.any()
+        assert other.any()
+
+
+def test_the_sanitizers_script_runs_and_names_a_wrong_gradient(
+    degrees: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # else the script leaves it behind
+    script = _script("sanitize_backward")
+    try:
+        assert script.backward_degrees is degrees
+        facts = [degrees.Facts((script.T,), **FACTS)]
+        monkeypatch.setattr(script, "device_or_exit", lambda: torch.device("cpu"))
+        monkeypatch.setattr(script, "DEGREES", {0: (script.T,)})
+        monkeypatch.setattr(degrees, "facts_of", lambda workspaces, tokens: facts[0])
+        assert script.main() == 0
+        assert "backwards are right" in capsys.readouterr().out
+        facts[0] = replace(facts[0], parts=0)
+        assert script.main() == 1
+        assert "ran without what it is made for" in capsys.readouterr().out
+        _, _, expected = script.problem(torch.device("cpu"))
+        found = {
+            name: expected[key].repeat(2, *[1] * (expected[key].dim() - 1))
+            for name, key in script.NAMES.items()
+            if "shared" in name
+        }
+        assert script.wrong_of(found, expected, 2) == [
+            f"{name} of a rank without tokens" for name in found
+        ]
+        for one in found.values():
+            one[: one.shape[0] // 2] = 0
+        assert script.wrong_of(found, expected, 2) == []
+        found["d_shared_up"][-1, 0] += 1
+        assert script.wrong_of(found, expected, 2) == ["d_shared_up"]
+    finally:
+        del sys.modules["sanitize_backward"]
+
+
+# ---- many calls ---------------------------------------------------------------------------------
+
+
+def endured(many: ModuleType, shape: str, wanted: int, ms: float, **more: Any) -> dict[str, Any]:
+    """A row of backward-endurance.json: one digest for each gradient."""
+    endurance = many.endurance
+    digests = Counter({tuple(range(20)): wanted + 20})
+    tally = endurance.Tally(digests, [endurance.Batch("hold=66", wanted, True, 1.0)])
+    row = endurance.row_of(shape, wanted, ms / 1000, tally, 2.0)
+    outputs = endurance.by_output(digests, many.GRADIENTS)
+    return {**row, "outputs": outputs, **more}
+
+
+def test_every_gradient_has_to_have_one_digest(many: ModuleType) -> None:
+    good = endured(many, "small", 100, 0.1)
+    assert good["outputs"] == dict.fromkeys(many.GRADIENTS, 1)
+    assert many.passed(good)
+    assert not many.passed({**good, "under_load": 99})
+    other = (*range(8), 80, *range(9, 20))  # of d_gate
+    found = many.endurance.by_output([tuple(range(20)), other], many.GRADIENTS)
+    assert found == {**dict.fromkeys(many.GRADIENTS, 1), "d_gate": 2}
+    assert not many.passed({**good, "outputs": found})
+    assert not many.passed({**good, "outputs": {"d_x": 1}})
+    whole = many.chosen((), None)
+    assert sum(count for shape, count in whole if shape.name != "kimi-shard") >= 10_000
+    assert (SHAPES["kimi-shard"], 200) in whole
+    assert many.chosen(("small",), 7) == [(SHAPES["small"], 7)]
+
+
+@pytest.mark.gpu
+def test_backwards_have_one_digest_until_something_changes(many: ModuleType) -> None:
+    from mok.hopper.support import BACKWARD_VARIABLE, device_problem
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    problem = device_problem(device)
+    if problem is not None:
+        pytest.skip(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(BACKWARD_VARIABLE, "1")
+        backward = many.Backward(SHAPES["small"], device, 100)
+        backward.launch(40)
+        found = backward.collect()
+        assert list(found.values()) == [41]
+        backward.d_out[3, 5] += 1.0
+        backward.launch(20)
+        changed = backward.collect()
+        assert list(changed.values()) == [20]
+        outputs = many.endurance.by_output([*found, *changed], many.GRADIENTS)
+        assert outputs["d_x"] == outputs["d_down"] == 2
+
+
+# ---- evidence, tables ---------------------------------------------------------------------------
+
+
+def degree(number: int, ctas: int, **more: Any) -> dict[str, Any]:
+    """A row of backward-degrees.json: the same bits, and everything occurred."""
+    row = {"degree": number, "segments": "1 to 1", "ctas": ctas, "equal": True, "tokens": [0, 9]}
+    return {**row, **FACTS, "wrong": [], "lacking": [], **more}
+
+
+def trained(ranks: int, **more: Any) -> dict[str, Any]:
+    """A row of training.json."""
+    row = {"ranks": ranks, "shared": False, "recompute": True, "steps": 200, "times": 2}
+    row |= {"equal": True, "losses": "a" * 64, "weights": "b" * 64, "first": 5.0, "last": 0.5}
+    return {**row, "kernels": 400, "wanted": 400, "seconds": 9.0, **more}
+
+
+def test_shapes_of_the_documents(scripts: dict[str, ModuleType], many: ModuleType) -> None:
+    shapes = scripts["shapes"]
+    for part, row in (
+        ("backward-degrees", degree(4, 132)),
+        ("backward-endurance", endured(many, "small", 100, 0.1)),
+        ("training", trained(2)),
+    ):
+        assert shapes.DOCUMENTS[part]({"rows": [row]}, "it") is None
+        assert shapes.DOCUMENTS[part]({"rows": []}, "it") == "it.rows is empty"
+        for name in row:
+            if part == "backward-endurance" and name in ("digest", "seconds"):
+                continue
+            less = {key: value for key, value in row.items() if key != name}
+            assert shapes.DOCUMENTS[part]({"rows": [less]}, "it") == f"it.rows[0].{name} is missing"
+
+
+def test_a_part_that_passed_holds_no_row_that_failed(
+    scripts: dict[str, ModuleType], many: ModuleType
+) -> None:
+    evidence = scripts["evidence"]
+    good = endured(many, "small", 100, 0.1)
+    for part, row, wrong in (
+        ("backward-degrees", degree(4, 132), {"equal": False}),
+        ("backward-degrees", degree(4, 132), {"lacking": ["a tail"]}),
+        ("backward-endurance", good, {"distinct": 2}),
+        ("backward-endurance", good, {"under_load": 99}),
+        ("training", trained(1), {"equal": False}),
+        ("training", trained(1), {"kernels": 399}),
+        ("training", trained(1), {"kernels": 0, "wanted": 0}),
+    ):
+        for shown, told in ((row, False), ({**row, **wrong}, True)):
+            step = {"exit": 0, "status": "passed", "seconds": 1.0, "document": {"rows": [shown]}}
+            problem = evidence._contradiction(part, "passed", {part: step})
+            assert (problem is not None) == told, problem
+
+
+def _cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+
+
+def test_tables_hold_every_row(scripts: dict[str, ModuleType], many: ModuleType) -> None:
+    tables, goals = scripts["forward_tables"], scripts["goals"]
+
+    def own(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{"results": {"step": {"status": "passed", "document": {"rows": rows}}}}]
+
+    lines = _cells(tables.backward_degrees(own([degree(0, 1), degree(0, 132, equal=False)])))
+    assert lines[2] == ["one rank", "1 to 1", "1, 132", "0 to 9", *"921111", "1 of 2"]
+    lines = _cells(tables.training(own([trained(1), trained(2, equal=False)])))
+    assert lines[2][:5] == ["1", "no", "computed again", "2 of 200 steps", "yes"]
+    assert lines[3][:5] == ["2", "no", "computed again", "2 of 200 steps", "NO"]
+    assert lines[2][5:] == ["a" * 16, "b" * 16, "5.000 to 0.500", "400"]
+    rows = [
+        endured(many, "small", 5000, 0.1),
+        endured(many, "medium", 5000, 1.9),
+        endured(many, "slow", 5000, 2.1),
+        endured(many, "kimi-shard", 199, 18.0),
+    ]
+    text = tables.backward_endurance(own(rows))
+    assert "d_x 1, d_router 1, d_gate 1, d_up 1, d_down 1" in text
+    found = goals.judged_endurance({"rows": rows}, "backward")
+    assert [(one.measured, one.met) for one in found[-2:]] == [("10000", "yes"), ("199", "NO")]
+    assert goals.summary(found) in text
+
+
+# ---- speed --------------------------------------------------------------------------------------
+
+
+def _timed(shape: str, contender: str, protocol: str, ms: float, **more: Any) -> dict[str, Any]:
+    row = {"shape": shape, "contender": contender, "protocol": protocol, "median_ms": ms}
+    row |= {"routing": "gaussian", "ranks": 1, "direction": "backward", "partner": None}
+    row |= {"apart": False, "comparable": None if contender == "mok" else True, "joules": 1.0}
+    row |= {"memory_bytes": 100, "joules_kind": "counter", "comparability": ""}
+    return {**row, **more}
+
+
+def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"ours": "mok", "rows": rows, "ratios": ratios(rows, "mok")}
+
+
+def test_goals_of_the_backward_look_at_backwards(scripts: dict[str, ModuleType]) -> None:
+    goals = scripts["goals"]
+    peers = {"mok": 10.0, "sonicmoe": 11.0, "torch": 14.0}
+    rows = [
+        _timed(shape, name, protocol, ms)
+        for shape in PEER_SHAPES
+        for protocol in ("rotation", "alone")
+        for name, ms in peers.items()
+    ]
+    found = goals.judged_direction([_document(rows)], "backward")
+    assert {one.met for one in found} == {"yes"}
+    other = goals.judged_direction([_document(rows)], "forward")
+    assert {one.met for one in other} == {"NO"}
+
+
+def test_two_ranks_are_held_against_one(scripts: dict[str, ModuleType]) -> None:
+    goals = scripts["goals"]
+    one = _document([_timed(shape, "mok", "rotation", 9.3) for shape in PEER_SHAPES])
+    for ms, met in ((10.0, "yes"), (10.1, "NO")):
+        rows = [_timed(shape, "mok", "rotation", ms, ranks=2) for shape in PEER_SHAPES]
+        found = goals.judged_degrees([one], [_document(rows)], "backward")
+        assert [judged.met for judged in found] == [met] * 6
+    found = goals.judged_degrees([one], [one], "backward")
+    assert {(judged.measured, judged.met) for judged in found} == {("nothing that counts", "NO")}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "limit"), [(("backward",), 265.0), (("backward", "bench"), 120)]
+)
+def test_the_backward_is_timed_with_the_kernels_and_its_time(
+    scripts: dict[str, ModuleType], tmp_path: Path, chosen: tuple[str, ...], limit: float
+) -> None:
+    commands = scripts["commands"]
+    for ranks in (1, 2):
+        place = commands.Place("python", tmp_path, ranks, left=300.0, chosen=chosen)
+        parts = {part.name: part for part in commands.parts(place)}
+        (step,) = parts["backward"].steps
+        assert step.command[:2] == ["env", "MOK_HOPPER_BACKWARD=1"]
+        assert step.alone
+        words = list(step.command[step.command.index("layer") + 1 :])
+        given = layer.make_context("layer", words).params
+        assert (given["direction"], given["limit"]) == ("backward", limit)
+        wanted = ("mok", "mok-main", "sonicmoe", "torch") if ranks == 1 else ()
+        assert given["contenders"] == wanted
+
+
+def test_all_of_the_kernels_cases_run_with_their_backward(
+    scripts: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    commands = scripts["commands"]
+    for ranks in (1, 2):
+        parts = {
+            part.name: part for part in commands.parts(commands.Place("python", tmp_path, ranks))
+        }
+        steps = {step.name: step.command for step in parts["verify"].steps}
+        hopper = {name for name in steps if name.startswith("hopper")}
+        without = {name for name in hopper if "MOK_HOPPER_BACKWARD=1" not in steps[name]}
+        assert without == ({"hopper-forward", "hopper-degrees"} & hopper)
+        assert "hopper-backward" in hopper
+        (training,) = parts["training"].steps
+        assert training.command[-2:] == ["--ranks", str(ranks)]

@@ -1,0 +1,133 @@
+"""ci/gpu/training.py: it trains, one rank and two alike, and names bits that are not the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gpu_scripts import FOLDER, gpu_scripts
+
+from mok.hopper import passes
+
+
+@pytest.fixture(scope="module")
+def training() -> Iterator[ModuleType]:
+    with gpu_scripts() as loaded:
+        yield loaded["training"]
+
+
+@pytest.mark.slow
+def test_one_rank_and_two_train_alike_on_a_cpu(tmp_path: Path, training: ModuleType) -> None:
+    found = tmp_path / "training.json"
+    words = ["--device", "cpu", "--steps", "3", "--ranks", "2", "--json", str(found)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(FOLDER.parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "training.py"), *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(found.read_text())
+    assert document["problems"] == []
+    assert "training: the same bits in every setting" in done.stdout
+    rows = document["rows"]
+    assert [(row["ranks"], row["shared"], row["recompute"]) for row in rows] == [
+        *((1, False, recompute) for recompute in (True, False)),
+        *((2, shared, recompute) for shared in (True, False) for recompute in (True, False)),
+    ]
+    assert [row["times"] for row in rows] == [1, 1, 2, 2, 2, 2]
+    assert all(row["equal"] and row["last"] < row["first"] for row in rows)
+    # Without a shared expert all are one; with it two ranks add its sums in another order.
+    assert len({row["weights"] for row in rows if not row["shared"]}) == 1
+    assert len({row["weights"] for row in rows}) == 2
+
+
+def _rows(training: ModuleType) -> list[dict[str, Any]]:
+    run = training.Trained("a", "b", training.LAYERS * 200, 5.0, 1.0, 2.0)
+    chosen = [*training.settings(1), *training.settings(2)]
+    return [training.row_of(setting, 200, [run, run], True) for setting in chosen]
+
+
+def test_all_that_is_wrong_is_named_and_nothing_else(training: ModuleType) -> None:
+    assert training.problems(_rows(training)) == []
+    for change, words in (
+        ({"equal": False}, ["not the same bits in 2 trainings"]),
+        ({"kernels": 399}, ["kernels ran 399 of 400 backwards"]),
+        ({"last": 4.5}, ["losses went from 5.000 to 4.500"]),
+        ({"last": float("nan")}, ["losses went from 5.000 to nan"]),
+        (
+            {"losses": "c"},
+            [
+                "ranks 1, shared False: recomputed and kept activations give 2 different",
+                "shared False: numbers of ranks give 2 different results",
+            ],
+        ),
+    ):
+        rows = _rows(training)
+        assert not rows[2]["shared"]
+        rows[2] = {**rows[2], **change}
+        told = training.problems(rows)
+        assert len(told) == len(words), told
+        for one, word in zip(told, words, strict=True):
+            assert word in one
+    rows = _rows(training)
+    rows[5] = {**rows[5], "weights": "c"}  # with a shared expert ranks may differ, recomputing not
+    (told,) = training.problems(rows)
+    assert "ranks 2, shared True" in told
+    rows[4] = {**rows[4], "weights": "c"}
+    assert training.problems(rows) == []
+
+
+def test_other_bits_of_a_training_are_seen(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, cpu = training.Setting(1, False, False), torch.device("cpu")
+    first = training.train(setting, 2, cpu, None)
+    again = training.train(setting, 2, cpu, None)
+    assert (first.losses, first.weights) == (again.losses, again.weights)
+    assert first.kernels == 0
+    plain = training.losses_and_gradients
+
+    def nudged(*given: Any) -> Any:
+        losses, rows, layers = plain(*given)
+        layers[1][2][3, 5, 7] += 2.0**-9
+        return losses, rows, layers
+
+    monkeypatch.setattr(training, "losses_and_gradients", nudged)
+    other = training.train(setting, 2, cpu, None)
+    assert other.weights != first.weights
+    row = training.row_of(setting, 2, [first, replace(again, losses="x"), other], False)
+    assert not row["equal"]
+    assert training.row_of(setting, 2, [first, again], False)["equal"]
+
+
+def test_launches_of_the_kernels_are_counted_and_put_back(training: ModuleType) -> None:
+    launch = passes.launch_backward
+    with pytest.raises(TypeError), training._counted() as seen:
+        passes.launch_backward()
+    assert len(seen) == 1
+    assert passes.launch_backward is launch
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_sequence_has_one_rank_and_shares_differ(training: ModuleType, ranks: int) -> None:
+    counts = training.shares(ranks)
+    assert sum(counts) == training.B
+    assert min(counts) >= 1
+    assert ranks == 1 or len(set(counts)) > 1
