@@ -124,7 +124,8 @@ def assemble_backward(
 ) -> BackwardMemory:
     """Memory on a symmetric arena that is there; allocates the local part.
 
-    The workspace keeps it from now on.
+    The caller has the workspace keep it, with a group once all ranks have theirs: a rank that kept
+    it when another failed would not come to the next meeting.
     """
     device = workspace.device
     with workspace.chain.lock:
@@ -136,7 +137,6 @@ def assemble_backward(
         region_of(local, layout.local["peers"]).copy_(table)
         made = BackwardMemory(layout, local, symmetric, bases, kernels, keep)
         made.used_on(device)
-        workspace.keep_backward(made)
         if device.type == "cuda":  # the first launch may be on another stream than this copy
             workspace.chain.after(torch.cuda.current_stream(device))
     return made
@@ -172,4 +172,6 @@ def ensure_backward(
     with torch.inference_mode(False), torch.no_grad():
         symmetric = arena(layout.symmetric_bytes, workspace.device)
         kernels = load_backward_kernels(workspace.device)
-        return assemble_backward(workspace, layout, symmetric, (symmetric.data_ptr(),), kernels)
+        made = assemble_backward(workspace, layout, symmetric, (symmetric.data_ptr(),), kernels)
+    workspace.keep_backward(made)
+    return made

@@ -124,10 +124,13 @@ def open_local_group_backward(
         loaded = kernels or load_backward_kernels(first.device, shared=True)
         arenas = [arena(layout.symmetric_bytes, first.device) for _ in workspaces]
         bases = tuple(symmetric.data_ptr() for symmetric in arenas)
-        return tuple(
+        made = tuple(
             assemble_backward(workspace, layout, arenas[rank], bases, loaded, arenas)
             for rank, workspace in enumerate(workspaces)
         )
+    for workspace, memory in zip(workspaces, made, strict=True):
+        workspace.keep_backward(memory)
+    return made
 
 
 def launch_local_group_backward(

@@ -205,7 +205,9 @@ def open_symmetric_backward(
             torch.cuda.synchronize(device)
             return made
 
-        return _together(assembled, group, device)
+        found = _together(assembled, group, device)
+    workspace.keep_backward(found)
+    return found
 
 
 def _shared_memory(

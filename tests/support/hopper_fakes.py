@@ -90,7 +90,9 @@ class Fakes:
         symmetric = arena(layout.symmetric_bytes, CPU)
         others = (0x9000000 * (1 + n) for n in range(1, workspace.sizes.ranks))
         bases = (symmetric.data_ptr(), *others)
-        return assemble_backward(workspace, layout, symmetric, bases, self.backward_kernels)
+        made = assemble_backward(workspace, layout, symmetric, bases, self.backward_kernels)
+        workspace.keep_backward(made)
+        return made
 
 
 def problem_of(inputs: MoEInputs) -> Problem:

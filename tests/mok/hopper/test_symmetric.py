@@ -191,6 +191,24 @@ def test_memory_for_backwards_that_cannot_be_had_is_told_to_all_ranks(ranks):
     assert made.backward is None
 
 
+def test_no_rank_keeps_memory_for_backwards_that_another_could_not_make(ranks, monkeypatch):
+    made = open_symmetric(SIZES, ranks["group"], CPU)
+
+    def gather(rows: list[torch.Tensor], mine: torch.Tensor, group: object) -> None:
+        ranks["agreements"] += 1
+        for row in rows:
+            row.copy_(mine)
+        if ranks["agreements"] == last:  # what rank 0 says of its rings
+            rows[0][0] = 4
+
+    last = ranks["agreements"] + 3
+    monkeypatch.setattr(checks.dist, "all_gather", gather)
+    with pytest.raises(UnsupportedError, match="raised on all 2 ranks"):
+        ensure_backward(made, ranks["group"])
+    assert made.backward is None
+    assert ensure_backward(made, ranks["group"]) is made.backward
+
+
 def test_memory_for_backwards_is_that_of_the_workspaces_own_group(ranks):
     other = Fakes().workspace(dataclasses.replace(SIZES, ranks=3))
     with pytest.raises(InputError, match="a workspace of 3 ranks in a group of 2"):

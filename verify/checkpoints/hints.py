@@ -1,0 +1,178 @@
+"""What parameters that only one side has, or that differ, probably are: renamed, tied, exchanged,
+fused, under a prefix. Hints, never verdicts.
+
+Bits are looked up by digest. Where those have to be taken from tensors, at most a few dozen are, so
+that the hint does not cost another reading of both checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from verify.checkpoints.matching import natural, prefix_rule
+from verify.checkpoints.parameters import Parameter
+from verify.errors import VerifyError
+
+if TYPE_CHECKING:
+    from verify.checkpoints.comparing import Finding
+
+_MOST = 48  # tensors that are digested for hints
+_SHOWN = 8
+_EXCHANGED = 16  # of more parameters that differ each is probably another
+_FUSED = 512  # parts that may make up one fused parameter (experts)
+Parameters = Mapping[str, Parameter]
+Bits = tuple[str, int, tuple[int, ...]]
+
+
+class _Digests:
+    """Bits of parameters, each taken once, and not of more than _MOST tensors."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._known: dict[int, Bits | None] = {}
+        self._left = _MOST
+        self._progress = progress
+
+    def __call__(self, parameter: Parameter) -> Bits | None:
+        key = id(parameter)
+        if key not in self._known:
+            self._known[key] = self._taken(parameter)
+        return self._known[key]
+
+    def _taken(self, parameter: Parameter) -> Bits | None:
+        if not parameter.numel or parameter.covered < parameter.numel or parameter.problem:
+            return None
+        if parameter.load is not None:
+            if not self._left:
+                return None
+            self._left -= 1
+            self._progress(f"looking for a parameter with the bits of {parameter.name}")
+        try:
+            return parameter.dtype, parameter.numel, parameter.digest().lanes
+        except VerifyError:  # the comparison says so where it matters
+            return None
+
+
+def hints(
+    left: Parameters,
+    right: Parameters,
+    findings: Sequence[Finding],
+    progress: Callable[[str], None] = lambda message: None,
+) -> tuple[str, ...]:
+    """Lines for a person, () where nothing is recognised. left, right: by B's names."""
+    alone_a = [one.name for one in findings if one.kind == "only in A"]
+    alone_b = [one.name for one in findings if one.kind == "only in B"]
+    bits = [one.name for one in findings if one.kind == "bits"]
+    found: list[str] = []
+    rule = prefix_rule(alone_a, alone_b)
+    if rule:
+        found.append(f"names differ by a prefix: --rename '{rule}'")
+    else:
+        digests = _Digests(progress)
+        found += _shown(_moved(left, right, alone_a, alone_b, digests))
+        if len(bits) <= _EXCHANGED:
+            found += _shown(_exchanged(left, right, bits, digests))
+        found += _shown(_tied(left, right, alone_a, "A", digests))
+        found += _shown(_tied(right, left, alone_b, "B", digests))
+    found += _shown(_fused(left, right, alone_a, alone_b, "A", "B"))
+    found += _shown(_fused(right, left, alone_b, alone_a, "B", "A"))
+    return tuple(found)
+
+
+def _shown(lines: Iterator[str]) -> list[str]:
+    some = list(lines)
+    more = [f"and {len(some) - _SHOWN} more like it"] if len(some) > _SHOWN else []
+    return [*some[:_SHOWN], *more]
+
+
+def _moved(
+    left: Parameters, right: Parameters, alone_a: list[str], alone_b: list[str], digests: _Digests
+) -> Iterator[str]:
+    """Parameters that only A has with the bits of one that only B has."""
+    sizes = {(right[name].dtype, right[name].numel) for name in alone_b}
+    for name in alone_a:
+        if (left[name].dtype, left[name].numel) not in sizes:
+            continue
+        same = [
+            other
+            for other in alone_b
+            if right[other].form() == left[name].form() and _same(left[name], right[other], digests)
+        ]
+        if len(same) == 1:
+            old = left[name].name
+            yield f"{same[0]} in B has the bits of {old} in A: --rename '{old}={same[0]}'"
+
+
+def _exchanged(
+    left: Parameters, right: Parameters, names: list[str], digests: _Digests
+) -> Iterator[str]:
+    """Parameters of B that hold the bits of another one of A that differs too."""
+    for name in names:
+        for other in names:
+            if (
+                other != name
+                and left[other].form() == right[name].form()
+                and _same(left[other], right[name], digests)
+            ):
+                yield f"{name} in B has the bits of {left[other].name} in A: exchanged?"
+                break
+
+
+def _tied(
+    own: Parameters, other: Parameters, alone: list[str], side: str, digests: _Digests
+) -> Iterator[str]:
+    """Parameters of one side alone with the bits of one that both have."""
+    for name in alone:
+        for twin in own:
+            if twin not in other or own[twin].form() != own[name].form():
+                continue
+            if _same(own[twin], own[name], digests):
+                old = own[name].name
+                yield (
+                    f"{old} has the bits of {own[twin].name} in {side}: tied, and stored once on "
+                    f"the other side? --ignore '{old}'"
+                )
+                break
+
+
+def _same(a: Parameter, b: Parameter, digests: _Digests) -> bool:
+    mine = digests(a)
+    return mine is not None and mine == digests(b)
+
+
+def _fused(
+    whole: Parameters, parts: Parameters, alone: list[str], pieces: list[str], one: str, other: str
+) -> Iterator[str]:
+    """Parameters of one side whose size is that of several neighbours of the other together."""
+    for name in alone:
+        shape, dtype = whole[name].shape, whole[name].dtype
+        for group in _neighbours(name, pieces):
+            shapes = [parts[piece].shape for piece in group]
+            if not 2 <= len(group) <= _FUSED or any(parts[p].dtype != dtype for p in group):
+                continue
+            rows = all(len(s) == len(shape) and s[1:] == shape[1:] for s in shapes)
+            joined = rows and shape and sum(s[0] for s in shapes) == shape[0]
+            stacked = shape and all(s == shape[1:] for s in shapes) and len(group) == shape[0]
+            if joined or stacked:
+                listed = ", ".join(group[:4]) + (" ..." if len(group) > 4 else "")
+                yield (
+                    f"{name} {whole[name].form()} in {one} may be {len(group)} parameters of "
+                    f"{other}, fused: {listed}. Fused parameters are not compared: save them fused "
+                    "or apart on both sides"
+                )
+                break
+
+
+def _neighbours(name: str, names: list[str]) -> Iterator[list[str]]:
+    """Names that share all of `name` but one to three words, all of them or by their last word."""
+    words = name.split(".")
+    for levels in (1, 2, 3):
+        stem = words[: len(words) - levels]
+        if len(words) < levels or (not stem and levels > 1):
+            return
+        near = [one for one in names if one.split(".")[: len(stem)] == stem]
+        near.sort(key=natural)
+        lasts = {one.split(".")[-1] for one in near}
+        yield near
+        for last in sorted(lasts):
+            yield [one for one in near if one.split(".")[-1] == last]
