@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from verify.api import assert_bitwise, assert_repeatable, check
     from verify.budgets import Reference, reduction
     from verify.cases import Case, case
+    from verify.checkpoints.live import save_weights_digests, weights_digests
     from verify.errors import CaseError, InputFileError, UnsupportedError, VerifyError
     from verify.hashing import digest
     from verify.inputs import generate, integers, normal, permutation, uniform
     from verify.placements import local, replicated, sharded
+    from verify.tracing.recorder import probe, record
 
 _HOMES = {
     "assert_bitwise": "api",
@@ -35,7 +37,11 @@ _HOMES = {
     "normal": "inputs",
     "permutation": "inputs",
     "uniform": "inputs",
+    "save_weights_digests": "checkpoints.live",
+    "weights_digests": "checkpoints.live",
     "local": "placements",
+    "probe": "tracing.recorder",
+    "record": "tracing.recorder",
     "replicated": "placements",
     "sharded": "placements",
 }
@@ -57,10 +63,14 @@ __all__ = [
     "local",
     "normal",
     "permutation",
+    "probe",
+    "record",
     "reduction",
     "replicated",
+    "save_weights_digests",
     "sharded",
     "uniform",
+    "weights_digests",
 ]
 
 

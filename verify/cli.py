@@ -17,6 +17,8 @@ import click
 from verify import diffs, listing, rendering, reports, results, scaffold
 from verify.golden_cli import golden
 from verify.terminal import TEXT_OR_JSON, Verbs, emit, epilog, fail, progress, speaks
+from verify.trace_cli import trace
+from verify.weights_cli import weights
 
 _FORMAT = click.option(
     "--format",
@@ -294,6 +296,8 @@ def init(path: Path) -> int:
 
 
 main.add_command(golden)
+main.add_command(trace)
+main.add_command(weights)
 
 
 def entry(arguments: Sequence[str] | None = None) -> None:

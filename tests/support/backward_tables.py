@@ -34,7 +34,10 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """Ranks with the rows of their experts. x, d_out and router weights are random words."""
+    """Ranks with the rows of their experts. x, d_out and router weights are random words.
+
+    fresh: WANT_* of gradients that are fp32, but not added to.
+    """
 
     tokens: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]  # of each expert of each rank
@@ -45,6 +48,7 @@ class Case:
     uncut: int
     aims: Aims
     slots: int = 2
+    fresh: int = 0
 
     @property
     def sizes(self) -> Sizes:
@@ -193,10 +197,10 @@ def _gradient(
     found.counters, found.peers = tables["back_counters"].data_ptr(), peers.data_ptr()
     found.own_d_out = tables["own_d_out"].data_ptr()
     for want, name in _MAINS.items():
-        if aims.added & want:
+        if (aims.added | case.fresh) & want:
             setattr(found, name, tables["own_x"].data_ptr())  # not null; nobody writes there
     found.saved_blocks, found.shared_again = aims.saved_blocks, int(aims.shared_again)
-    found.wants, found.uncut = aims.wants, case.uncut
+    found.wants, found.fresh, found.uncut = aims.wants, case.fresh, case.uncut
     return found
 
 
@@ -273,6 +277,7 @@ def random_case(rng: np.random.Generator) -> Case:
         rows.append(tuple(int(count) for count in counts))
     wants = int(rng.choice([63, 7, 0, int(rng.integers(0, 64))]))
     added = int(rng.choice([0, wants, int(rng.integers(0, 64)) & wants]))
+    fresh = int(rng.choice([0, 63, int(rng.integers(0, 64))])) & wants & ~added
     blocks = max(sum(ceil_div(count, 128) for count in one) for one in rows)
     saved = int(rng.choice([0, blocks, 10**6, int(rng.integers(0, blocks + 1))]))
     return Case(
@@ -284,6 +289,7 @@ def random_case(rng: np.random.Generator) -> Case:
         segments=Segments(least, most),
         uncut=uncut,
         aims=Aims(wants, added, saved, bool(rng.random() < 0.5)),
+        fresh=fresh,
     )
 
 

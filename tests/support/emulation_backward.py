@@ -217,8 +217,7 @@ def _results(fences: Fences, name: str, asked: Asked, kept: Results | None) -> P
         tensor = getattr(fresh, item.name)
         if tensor is None:
             continue
-        if tensor.dtype != torch.float32 or item.name == "d_router":  # others are added to
-            tensor.fill_(torch.nan)
+        tensor.fill_(torch.nan)
         fenced[item.name] = fences.make(f"{name} {item.name}", tensor)
     return Passed(kept, Gradients(**fenced), main)
 

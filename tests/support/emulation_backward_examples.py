@@ -11,7 +11,13 @@ from emulation_backward import EVERYTHING, BackKnobs
 from emulation_backward_cases import BackExample, Pass
 from emulation_cases import Shape
 
-from mok.hopper.gradient_records import WANT_DOWN, WANT_GATE, WANT_SHARED_UP, WANT_UP
+from mok.hopper.gradient_records import (
+    WANT_DOWN,
+    WANT_GATE,
+    WANT_SHARED_DOWN,
+    WANT_SHARED_UP,
+    WANT_UP,
+)
 from mok.hopper.layout import Segments
 
 ONE, TWO = Segments(1, 1), Segments(1, 2)
@@ -41,6 +47,7 @@ PAIR = Shape((70, 130), 128, 128, 2, 2, "skewed", shared=64)
 FOUR = Shape((65, 0, 1, 40), 64, 64, 1, 2, "unused-slots")
 BOTH = Shape((150,), 128, 64, 2, 2, shared=192, clamped=True)
 WIDE = Shape((90,), 64, 320, 2, 2)
+EMPTY = Shape((90,), 128, 64, 6, 2, "empty-experts", shared=64)
 
 EXAMPLES = {
     "one token": example(Pass(Shape((1,), 64, 64, 1, 1))),
@@ -67,6 +74,37 @@ EXAMPLES = {
     ),
     "added to main gradients": example(
         Pass(WRAPS, 2, main=EVERYTHING), segments=ONE, uncut=1, ctas=2, seed=14
+    ),
+    "fp32 gradients": example(
+        Pass(BOTH, wide=True),
+        Pass(BOTH, wide=True, main=WANT_GATE | WANT_SHARED_DOWN),
+        Pass(tokens(BOTH, 1), 0, wide=True, main=WANT_UP | WANT_DOWN | WANT_SHARED_UP),
+        ctas=2,
+        seed=24,
+    ),
+    "fp32 gradients beyond a tile": example(
+        Pass(Shape((50,), 320, 192, 3, 2), wide=True, main=WANT_DOWN), ctas=3, seed=25
+    ),
+    "fp32 gradients of empty experts": example(
+        Pass(EMPTY, wide=True),
+        Pass(EMPTY, wide=True, main=WANT_GATE),
+        Pass(EMPTY, wide=True, main=EVERYTHING),
+        ctas=2,
+        seed=26,
+    ),
+    "fp32 gradients of parts": example(
+        Pass(LONG, 1, wide=True),
+        Pass(LONG, 1, wide=True, main=WANT_UP),
+        segments=ONE,
+        uncut=1,
+        tight=True,
+        ctas=3,
+        seed=27,
+    ),
+    "fp32 gradients without tokens": example(
+        Pass(tokens(PAIR, 0, 200), wide=True, main=WANT_SHARED_UP),
+        Pass(tokens(PAIR, 0, 0), wide=True, main=WANT_UP),
+        seed=28,
     ),
     "some gradients only": example(
         Pass(BOTH, wants=WANT_UP | WANT_SHARED_UP, main=WANT_UP),

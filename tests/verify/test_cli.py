@@ -19,7 +19,19 @@ from verify.errors import CaseError
 from verify.verdicts import CaseVerdict
 
 ROOT = Path(__file__).resolve().parents[2]
-VERBS = ("run", "list", "diff", "golden", "gate", "controls", "report", "env", "init")
+VERBS = (
+    "run",
+    "list",
+    "diff",
+    "golden",
+    "gate",
+    "controls",
+    "report",
+    "env",
+    "init",
+    "trace",
+    "weights",
+)
 
 
 def invoke(*words):

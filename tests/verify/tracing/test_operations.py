@@ -1,0 +1,47 @@
+"""Recording at the level of operations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from traced_models import events, recorded, stack
+
+from verify.hashing import digest_tensor
+
+
+def test_operations_are_named_after_their_module(tmp_path: Path) -> None:
+    model = stack(1)
+    x = torch.randn(2, 5, 8)
+
+    def call() -> None:
+        model(x).sum().backward()
+
+    step = recorded(tmp_path, model, call, level="op")
+    names = {event.definition.name for event in events(step, "output")}
+    assert {"0.attention.q/aten.addmm.default", "0.attention/aten._softmax.default"} <= names
+    assert "0.norm/aten.native_layer_norm.default" in names
+    assert any(one.startswith("(backward AddmmBackward0)/aten.mm") for one in names)
+    assert not any("empty" in one or "aten.view" in one or "aten.t." in one for one in names)
+    assert {"0.attention.q", "(root)"} <= names  # modules are there as well
+    changed = events(step, "output", "0.feed.1/aten.relu_.default")
+    assert [one.definition.path for one in changed] == ["changed.self"]
+
+
+def test_an_operation_has_the_digest_of_its_result(tmp_path: Path) -> None:
+    model = nn.Identity()
+    x = torch.ones(3)
+
+    def call() -> None:
+        model(x)
+        x.add_(1)
+        torch.empty(5)
+        x[1:].mul_(2)
+
+    step = recorded(tmp_path, model, call, level="op")
+    (added,) = events(step, "output", "(root)/aten.add_.Tensor")
+    assert added.digest == digest_tensor(torch.full((3,), 2.0))
+    (multiplied,) = events(step, "output", "(root)/aten.mul_.Tensor")
+    assert multiplied.digest == digest_tensor(torch.full((2,), 4.0))
+    assert not [one for one in events(step, "output") if "empty" in one.definition.name]

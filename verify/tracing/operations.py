@@ -1,0 +1,77 @@
+"""Every operation that torch dispatches, as events: what to turn to when a module is too coarse.
+
+An operation is named `module/aten.add.Tensor`, after the module that is running; those of a
+backward pass after the backward operation, `(backward MmBackward0)/aten.mm.default`. Its outputs
+are events, and so are arguments that it changes. Views and memory that nothing was written to yet
+are left out: a view has the values of its base, and fresh memory has any.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from verify.tracing.tensors import Found, tensors_in
+
+_UNWRITTEN = ("empty", "new_empty", "resize")  # prefixes of operations that leave memory as it was
+
+
+class OperationTaker(Protocol):
+    """Takes what operations gave into the step that is being recorded."""
+
+    def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None: ...
+    @property
+    def listening(self) -> bool: ...
+    def running_module(self) -> str: ...
+
+
+class OperationMode(TorchDispatchMode):
+    """Sees all operations of this thread, and of backward passes that it starts."""
+
+    def __init__(self, taker: OperationTaker) -> None:
+        super().__init__()
+        self._taker = taker
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        output = func(*args, **given)
+        if not self._taker.listening:
+            return output
+        takes, changed = _facts(func)
+        if takes or changed:
+            name = f"{self._place()}/{func}"
+            if takes:
+                self._taker.take(name, "output", "", tensors_in(output))
+            for position, argument in changed:
+                value = args[position] if position < len(args) else given.get(argument)
+                found = tensors_in(value, f"changed.{argument}")
+                self._taker.take(name, "output", "", found)
+        return output
+
+    def _place(self) -> str:
+        node = torch._C._current_autograd_node()
+        if node is not None and torch._C._current_graph_task_id() >= 0:
+            return f"(backward {node.name()})"
+        return self._taker.running_module()
+
+
+@functools.lru_cache(maxsize=4096)
+def _facts(func: Any) -> tuple[bool, tuple[tuple[int, str], ...]]:
+    """Whether an operation's outputs are new values, and which arguments it changes."""
+    schema = func._schema
+    changed = tuple(
+        (position, argument.name)
+        for position, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    name = schema.name.partition("::")[2].lstrip("_")
+    if name.startswith(_UNWRITTEN):
+        return False, ()
+    fresh = all(one.alias_info is None for one in schema.returns)
+    return fresh and bool(schema.returns), changed

@@ -1,0 +1,291 @@
+"""`verify.record` and `verify.probe`: digests of all that a training run computes, in a file.
+
+    with verify.record("run_a", model, optimizer):
+        for batch in batches:
+            train_step(batch)
+
+A step ends behind `optimizer.step()`: it holds the inputs, outputs and gradients of all modules in
+the order of execution, the parameters' gradients as the optimizer found them, and behind them the
+parameters, buffers, optimizer state and random-number state that it left. Step -1 is the state at
+the start. Recording changes no bit of the run: it draws no random numbers, adds no node to the
+graph, and leaves what torch.compile compiles alone.
+
+Refuses a second recording inside of one, and a folder that has one of this rank already.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from verify.environment import environment
+from verify.errors import UnsupportedError
+from verify.hashing import dtype_name
+from verify.tracing.definitions import LEVELS, START
+from verify.tracing.files import Header, TraceWriter
+from verify.tracing.hooks import ModuleHooks, gradients_follow
+from verify.tracing.queues import DigestQueue
+from verify.tracing.states import Held, ModelState, random_state
+from verify.tracing.tensors import Found, located, tensors_in
+
+_ENVIRONMENT = (
+    *("platform", "cpu_model", "cpu_capability", "python", "torch", "numpy", "blas"),
+    *("num_threads", "flags", "variables", "cuda", "source"),
+)
+_REPEATED = ("input", "output", "grad_output", "grad_input", "probe")  # state comes once a step
+_active: list[Recorder] = []  # the recording that is under way, for `probe`; at most one
+Value = TypeVar("Value")
+
+
+@contextmanager
+def record(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    *,
+    level: str = "module",
+    overwrite: bool = False,
+) -> Iterator[Recorder]:
+    """Records what happens inside the `with`, to `folder/rank-00000.trace` (and so on by rank).
+
+    optimizer: a step ends behind its `step()`; of several, behind that of the last one. None takes
+    every optimizer that holds a parameter of the model; without one the block is a single step.
+    level: "module", or "op" for every operation of torch, too. overwrite: replaces a file
+    that is there.
+
+    UnsupportedError inside of another recording, InputFileError for a file that is there or cannot
+    be written. An exception ends the file with a step marked as failed, and goes on.
+    """
+    if level not in LEVELS:
+        raise UnsupportedError(f"level is {level!r}; allowed are {' and '.join(LEVELS)}")
+    if not isinstance(model, nn.Module):
+        raise UnsupportedError(f"record takes a torch.nn.Module, not a {type(model).__name__}")
+    if _active:
+        raise UnsupportedError(
+            "a recording is under way: end it first, or give one module that holds both models"
+        )
+    recorder = Recorder(Path(folder), model, _listed(optimizer), level, overwrite)
+    _active.append(recorder)
+    try:
+        recorder.begin()
+        yield recorder
+    except BaseException as error:
+        recorder.end(f"{type(error).__name__}: {error}")
+        raise
+    else:
+        recorder.end(None)
+    finally:
+        _active.remove(recorder)
+
+
+def probe(name: str, value: Value) -> Value:
+    """Records the tensors in `value` (in any nesting) under `name`, and their gradients.
+
+    Returns `value` itself. Does nothing outside of a recording, and inside of what torch.compile
+    compiles. A gradient's path ends in `grad`.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _active:
+        return value
+    recorder = _active[0]
+    found = list(tensors_in(value))
+    recorder.take(name, "probe", "", found)
+    for path, t in found:
+        if t.requires_grad and gradients_follow():
+            recorder.hooks.on_gradient(t, name, "probe", "", f"{path}.grad" if path else "grad")
+    return value
+
+
+class Recorder:
+    """A recording under way. Users need `step` only."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: nn.Module,
+        optimizers: list[Optimizer] | None,
+        level: str,
+        overwrite: bool,
+    ) -> None:
+        rank, world = _rank()
+        facts = environment()
+        header = Header(
+            rank,
+            world,
+            level,
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            {name: facts[name] for name in _ENVIRONMENT if name in facts},
+        )
+        self._writer = TraceWriter(folder, header, overwrite=overwrite)
+        self._optimizers, self._level = optimizers, level
+        self._state, self._queue = ModelState(model), DigestQueue()
+        self.hooks = ModuleHooks(model, self)
+        self._lock, self._busy = threading.RLock(), threading.local()
+        self._undo = ExitStack()
+        self._entries: list[int] = []
+        self._waiting: tuple[int, list[int], Any, bool] | None = None
+        self._number = START
+        self._stepping: list[Optimizer] = []
+        self._stepped: list[Optimizer] = []
+        self._skipped: dict[str, str] = {}
+        self._open = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether tensors are taken now: not after the end, nor inside of our own work."""
+        return self._open and not getattr(self._busy, "busy", False)
+
+    @property
+    def path(self) -> Path:
+        """The file of this rank."""
+        return self._writer.path
+
+    def step(self) -> None:
+        """Ends the step here. Directly behind the end of a step it does nothing."""
+        if self._open and self._entries:
+            self._border()
+
+    def begin(self) -> None:
+        """Writes the state at the start, and attaches the hooks."""
+        self._open = True
+        self._border()
+        self.hooks.attach()
+        self._undo.callback(self.hooks.detach)
+        self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
+        if self._level == "op":
+            from verify.tracing.operations import OperationMode
+
+            self._undo.enter_context(OperationMode(self))
+
+    def end(self, failure: str | None) -> None:
+        """Takes the hooks away, writes what there is, and the end."""
+        self._undo.close()
+        try:
+            if failure is None:
+                if self._entries or self._number == 0:
+                    self._border()
+            elif self._entries:
+                self._close_step(failed=True)
+            self._write_waiting()
+        finally:
+            self._open = False
+            self._queue.close()
+            self._writer.close(failure or "finished", self._skipped)
+
+    def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None:
+        """Appends digests of tensors as they are now."""
+        self._take(module, (Held(name, kind, path, t) for path, t in found))
+
+    def running_module(self) -> str:
+        """The module whose forward is running, for operations."""
+        return self.hooks.running()
+
+    def _take(self, module: str, held: Iterable[Held]) -> None:
+        if not self.listening:
+            return
+        self._busy.busy = True
+        try:
+            with self._lock, torch.no_grad():
+                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                    return  # what a graph replays calls no hook, so this would be there once only
+                for one in held:
+                    self._append(module, one)
+                self._queue.launch()
+        finally:
+            self._busy.busy = False
+
+    def _append(self, module: str, one: Held) -> None:
+        try:
+            local, whole = located(one.value)
+            self._queue.put(local, whole, again=one.kind in _REPEATED)
+        except UnsupportedError as error:
+            self._skipped.setdefault(f"{one.kind} of {one.name} {one.path}".rstrip(), str(error))
+            return
+        dtype = one.dtype or dtype_name(local.dtype)
+        self._entries.append(
+            self._writer.define(
+                *(one.name, one.kind, one.path, dtype, tuple(local.shape)),
+                module=module,
+                whole=whole,
+            )
+        )
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._follows(optimizer):
+            if any(optimizer is one for one in self._stepping):
+                self._stepping.clear()  # an exception ended its last step
+            self._stepping.append(optimizer)
+            if len(self._stepping) == 1:
+                self._take("", self._state.gradients(optimizer))
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._follows(optimizer) and self._stepping:
+            self._stepping.pop()
+            if not self._stepping:  # not of an optimizer that another one drives
+                self._stepped.append(optimizer)
+                if self._optimizers is None or optimizer is self._optimizers[-1]:
+                    self._border()
+
+    def _follows(self, optimizer: Optimizer) -> bool:
+        if self._optimizers is not None:
+            return any(optimizer is one for one in self._optimizers)
+        return self._state.serves(optimizer)
+
+    def _border(self) -> None:
+        """Takes the state, and ends the step."""
+        if self._number > START and not self._stepped:
+            self._take("", self._state.gradients(None))
+        optimizers = self._optimizers or list(dict.fromkeys(self._stepped))
+        self._take("", self._state.values())
+        for optimizer in optimizers:
+            self._take("", self._state.optimizer(optimizer))
+        self._take("", random_state())
+        self._close_step(failed=False)
+
+    def _close_step(self, failed: bool) -> None:
+        with self._lock:
+            self._write_waiting()
+            takes_time, lanes = self._queue.drain()
+            self._waiting = (self._number, self._entries, lanes, failed)
+            if not takes_time:
+                self._write_waiting()
+            self._entries, self._stepped = [], []
+            self._number += 1
+        self.hooks.forget_leaves()
+
+    def _write_waiting(self) -> None:
+        """Writes the step whose digests were on their way from a device."""
+        if self._waiting is not None:
+            number, entries, lanes, failed = self._waiting
+            self._waiting = None
+            self._writer.step(number, entries, lanes(), failed=failed)
+
+
+def _listed(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer] | None:
+    if optimizer is None:
+        return None
+    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if not given or not all(isinstance(one, Optimizer) for one in given):
+        raise UnsupportedError(
+            "optimizer is a torch.optim.Optimizer, a list of them or None; of a wrapper give the "
+            "optimizer inside"
+        )
+    return given
+
+
+def _rank() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
