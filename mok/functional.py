@@ -20,7 +20,8 @@ come, 20 multiprocessors are left free; then a launch waits only for its own gro
 them unless MoKConfig.num_sms leaves some to others. Where a replayed CUDA graph holds launches, its
 place among them is the caller's to order.
 
-After an ExchangeError results are not to be used, and every further call of the group is refused.
+After an ExchangeError results are not to be used, main gradients hold sums of which parts are
+missing, and every further call of the group is refused.
 To go on: all ranks that are left call clear_workspace_cache(), and use the group if nobody is
 missing, else a new one. A process that was started anew can join if the others were, too: torch's
 symmetric memory counts its meetings by process.
@@ -50,7 +51,7 @@ from mok.errors import ContextError, InputError
 from mok.hopper.deferred import DeferredSchedule, on_host
 from mok.hopper.support import backward_wanted, device_problem
 from mok.hopper.timeouts import Timeouts
-from mok.main_gradients import MainGradients, add_to_main, check_main_gradients
+from mok.main_gradients import MainGradients, add_to_main, check_main_gradients, count_changes
 from mok.portable import SavedRows
 from mok.workspaces import Workspace, clear_workspace_cache, create_workspace, get_workspace
 
@@ -339,16 +340,19 @@ def backward(
             kept = Results(x, saved.gate, saved.up, shared_rows.gate, shared_rows.up)
         problem = _problem(x, schedule, router_weights, routed, shared, swiglu_limit)
         if backward_wanted():
-            return run_backward(
-                workspace.pool,
-                workspace.group,
-                problem,
-                d_output.detach(),
-                kept,
-                _knobs(config),
-                dtype=weight_dtype,
-                main=main,
-            )
+            try:
+                return run_backward(
+                    workspace.pool,
+                    workspace.group,
+                    problem,
+                    d_output.detach(),
+                    kept,
+                    _knobs(config),
+                    dtype=weight_dtype,
+                    main=main,
+                )
+            finally:  # an error may come when kernels are under way
+                count_changes(main)
         context = saved_for_backward(
             workspace.pool, workspace.group, on_host(schedule), problem, kept, _knobs(config)
         )

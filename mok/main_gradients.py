@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -42,7 +43,10 @@ class MainGradients:
 
 
 def check_main_gradients(main: MainGradients, weights: Sequence[Tensor | None]) -> None:
-    """Raises InputError unless each fits its weight. weights: as NAMES has them."""
+    """Raises InputError unless each fits its weight, in memory of its own.
+
+    weights: as NAMES has them.
+    """
     for name, tensor, weight in zip(NAMES, main.in_order(), weights, strict=True):
         if tensor is None:
             continue
@@ -57,6 +61,35 @@ def check_main_gradients(main: MainGradients, weights: Sequence[Tensor | None]) 
                 f"{order}; allowed: torch.float32 {list(shape)} on {device}, contiguous. Make it "
                 "with torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)."
             )
+    _check_apart(main)
+
+
+def _check_apart(main: MainGradients) -> None:
+    """Kernels add to all of them at once, so where two share memory, sums would get lost."""
+    there = [
+        (tensor.data_ptr(), tensor.data_ptr() + 4 * tensor.numel(), name)
+        for name, tensor in zip(NAMES, main.in_order(), strict=True)
+        if tensor is not None and tensor.numel()
+    ]
+    there.sort(key=lambda one: one[0])
+    for (_, end, name), (begin, other_end, other) in pairwise(there):
+        if begin < end:
+            raise InputError(
+                f"main_grads.{name} and main_grads.{other} share {min(end, other_end) - begin} "
+                "bytes; allowed: memory of its own for each. Pass tensors that do not overlap."
+            )
+
+
+def count_changes(main: MainGradients) -> None:
+    """Tells autograd that kernels have written to all of them, as add_ tells by itself.
+
+    A graph that had saved one then refuses to use what is there now. Tensors of inference mode have
+    no version, and a torch without increment_version counts nothing.
+    """
+    increment = getattr(torch.autograd.graph, "increment_version", None)
+    for tensor in main.in_order():
+        if increment is not None and tensor is not None and not tensor.is_inference():
+            increment(tensor)
 
 
 def add_to_main(

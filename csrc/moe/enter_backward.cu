@@ -9,9 +9,10 @@
 #include "moe/segments.cuh"
 
 // Whether zeros have to be written for an expert without rows: nothing is added to main memory.
-static __device__ __forceinline__ bool writes_zeros(u32 wants, const float *gate, const float *up,
-                                                    const float *down) {
-  return (wants & WANT_GATE && !gate) || (wants & WANT_UP && !up) || (wants & WANT_DOWN && !down);
+static __device__ __forceinline__ bool writes_zeros(u32 wants, u32 fresh, const float *gate,
+                                                    const float *up, const float *down) {
+  const u32 written = fresh | (gate ? 0 : WANT_GATE) | (up ? 0 : WANT_UP) | (down ? 0 : WANT_DOWN);
+  return wants & written & (WANT_GATE | WANT_UP | WANT_DOWN);
 }
 
 // What is known of each expert. A *group* here is one of WEIGHTS with rows.
@@ -215,8 +216,8 @@ static __device__ __forceinline__ void make_order(const Rank &r, const Gradient 
   const u32 shared_again = g.shared_again ? own * ((shared + 127) / 128) : 0;
   const u32 shared_hidden = own * ((shared + 255) / 256), shared_wants = g.wants >> 3;
   // Without tokens a gradient is zero, which has to be written all the same.
-  const bool shared_zeros = writes_zeros(shared_wants, g.shared_main_gate, g.shared_main_up,
-                                         g.shared_main_down);
+  const bool shared_zeros = writes_zeros(shared_wants, g.fresh >> 3, g.shared_main_gate,
+                                         g.shared_main_up, g.shared_main_down);
   const u32 shared_tiles =
       shared && (own || shared_zeros) ? tiles_of_weights(shared_wants, shared, size) : 0;
   Order o = {r, g, experts, starts, segments, blocks};
@@ -227,7 +228,7 @@ static __device__ __forceinline__ void make_order(const Rank &r, const Gradient 
   o.kept = find_kept(o);
   o.before = {(shared_again ? 1u : 0u) + (own ? 1u : 0u), shared_again + shared_hidden};
   o.beside = {(own ? 1u : 0u) + (shared_tiles ? 1u : 0u), own * input + shared_tiles};
-  const bool zeros = writes_zeros(g.wants, g.main_gate, g.main_up, g.main_down);
+  const bool zeros = writes_zeros(g.wants, g.fresh, g.main_gate, g.main_up, g.main_down);
   order_segments(o);
   order_experts(o, zeros);
   if (threadIdx.x) return;

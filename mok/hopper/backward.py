@@ -23,7 +23,8 @@ from mok.hopper.forward import (
     on_device_of,
     staging_size,
 )
-from mok.hopper.packing import Problem
+from mok.hopper.packing import Problem, Results
+from mok.hopper.support import capturing
 from mok.hopper.workspace import HopperWorkspace
 
 
@@ -49,6 +50,7 @@ def launch_backward(
         workspace.raise_bad(bad)
     packing.check_fits(workspace, problem)
     backward_problem.check_backward(problem, backward)
+    grid_size(workspace.num_sms, num_sms, 1)  # what it refuses must not end the workspace
     tokens = problem.x.shape[0]
     with on_device_of(workspace):
         if tokens == 0 and alone:
@@ -61,6 +63,7 @@ def launch_backward(
             workspace.begin()
             try:
                 memory.used_on(workspace.device)
+                hold_kept(workspace.device, backward.kept)
                 launch_backward_kernels([workspace], record, grad, None, None, ids, num_sms)
             except BaseException as error:
                 if not alone:
@@ -71,6 +74,19 @@ def launch_backward(
     if not alone:
         workspace.raise_bad(bad)
     return gradients
+
+
+def hold_kept(device: torch.device, kept: Results | None) -> None:
+    """Lets the memory of g and u go back to their stream only after what this stream does now.
+
+    The forward may have run on another stream, and its caller, who drops a context, cannot see what
+    is in it. A graph's memory stays with the graph, so a capture needs nothing.
+    """
+    if kept is None or device.type != "cuda" or capturing(device):
+        return
+    for tensor in (kept.gate, kept.up, kept.shared_gate, kept.shared_up):
+        if tensor is not None:
+            tensor.record_stream(torch.cuda.current_stream(device))
 
 
 def launch_backward_kernels(

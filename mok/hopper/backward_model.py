@@ -33,8 +33,8 @@ class Aims:
     """What a backward is asked for, as far as its order depends on it.
 
     wants: WANT_* of gradients that are computed. added: those of them that are added to fp32 memory
-    instead of being written. saved_blocks: blocks of g and u that the forward kept. shared_again:
-    those of the shared expert are computed again.
+    instead of being written, in either dtype. saved_blocks: blocks of g and u that the forward
+    kept. shared_again: those of the shared expert are computed again.
     """
 
     wants: int

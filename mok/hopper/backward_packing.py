@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mok.hopper import gradient_records, maps, packing, records
 from mok.hopper.backward_memory import BackwardMemory
-from mok.hopper.backward_problem import BackwardProblem, Gradients, wanted_weights
+from mok.hopper.backward_problem import BackwardProblem, Gradients, wanted_weights, wants_of
 from mok.hopper.layout import BLOCK
 from mok.hopper.packing import Problem, Results
 from mok.hopper.workspace import HopperWorkspace
@@ -55,9 +55,11 @@ def pack_backward(
     for name, weight in wanted_weights(problem, backward):
         main, own = getattr(backward.main, name), getattr(gradients, f"d_{name}")
         prefix, plain = ("shared_", name[7:]) if weight.dim() == 2 else ("", name)
-        if main is not None or own.dtype == torch.float32:
-            sums = own if main is None else main
-            setattr(grad, f"{prefix}main_{plain}", sums.data_ptr())
+        if main is not None:
+            setattr(grad, f"{prefix}main_{plain}", main.data_ptr())
+        elif own.dtype == torch.float32:
+            setattr(grad, f"{prefix}main_{plain}", own.data_ptr())
+            grad.fresh |= wants_of(**{name: True})
         else:
             specs[f"{prefix}w_{plain}_out"] = maps.weight_spec(_experts(own), 16)
     for name, spec in specs.items():

@@ -177,17 +177,13 @@ def _check(
 
 
 def make_gradients(problem: Problem, backward: BackwardProblem) -> Gradients:
-    """Fresh tensors for a call.
-
-    Gradients of weights in fp32 begin at zero, since kernels add to them.
-    """
+    """Fresh tensors for a call, which the kernels write to the last element."""
     x = problem.x
     found: dict[str, Tensor] = {}
     for name, weight in wanted_weights(problem, backward):
         if getattr(backward.main, name) is not None:
             continue
-        make = torch.zeros if backward.dtype == torch.float32 else torch.empty
-        found[f"d_{name}"] = make(weight.shape, dtype=backward.dtype, device=x.device)
+        found[f"d_{name}"] = torch.empty(weight.shape, dtype=backward.dtype, device=x.device)
     d_router = torch.empty_like(problem.router, dtype=torch.float32)
     return Gradients(torch.empty_like(x), d_router, **found)
 

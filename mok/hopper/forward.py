@@ -48,6 +48,7 @@ def launch(
     if alone:
         workspace.raise_bad(bad)
     packing.check_fits(workspace, problem)
+    grid_size(workspace.num_sms, num_sms, 1)  # what it refuses must not end the workspace
     given = packing.aligned(problem)
     tokens = given.x.shape[0]
     with on_device_of(workspace):

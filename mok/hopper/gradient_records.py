@@ -84,7 +84,7 @@ MAINS = (
     *("shared_main_gate", "shared_main_up", "shared_main_down"),
 )
 TABLES = ("peers", "groups", "counters", "segment_of", "used_target")
-NUMBERS = ("ring", "saved_blocks", "shared_again", "wants", "uncut", "max_groups")
+NUMBERS = ("ring", "saved_blocks", "shared_again", "wants", "fresh", "uncut", "max_groups")
 _GRADIENT_FIELDS: tuple[tuple[str, type], ...] = (
     *((name, TensorMap) for name in MAPS),
     *((name, ctypes.c_void_p) for name in (*OUTPUTS, *WORK, *MAINS, *TABLES)),

@@ -25,7 +25,7 @@ from mok.hopper.backward_memory import (
     load_backward_kernels,
 )
 from mok.hopper.backward_problem import BackwardProblem, Gradients
-from mok.hopper.forward import count_bad_ids, launch_kernels, on_device_of
+from mok.hopper.forward import count_bad_ids, grid_size, launch_kernels, on_device_of
 from mok.hopper.layout import Segments, Sizes, make_layout, saved_rows
 from mok.hopper.packing import Problem, Results
 from mok.hopper.workspace import (
@@ -89,6 +89,7 @@ def launch_local_group(
     """One forward of all ranks in one launch; T may differ between them and be 0."""
     _check_ranks(workspaces, problems)
     device = workspaces[0].device
+    grid_size(workspaces[0].num_sms, num_sms, len(workspaces))  # before `begin`
     results, packed = [], []
     with on_device_of(workspaces[0]):
         given = []
@@ -144,6 +145,7 @@ def launch_local_group_backward(
     _check_ranks(workspaces, problems)
     _check_ranks(workspaces, backwards)
     device = workspaces[0].device
+    grid_size(workspaces[0].num_sms, num_sms, len(workspaces))  # before `begin`
     gradients, packed, grads, held, memories = [], [], [], [], []
     with on_device_of(workspaces[0]):
         for workspace, problem, backward in zip(workspaces, problems, backwards, strict=True):

@@ -10,6 +10,7 @@ not 16-byte aligned, strides that are no multiple of 16 bytes, boxes wider than 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -124,27 +125,35 @@ def encode(spec: MapSpec) -> bytes:
 
 @dataclass
 class MapCache:
-    """Encoded maps by what they describe; the least recently used of more than `most` goes."""
+    """Encoded maps by what they describe; the least recently used of more than `most` goes.
 
-    most: int = 1024
+    most: training asks for some 35 maps a layer in turn, and a cache with room for fewer than all
+    layers' would never find one; 8192, at most 8 MB, are enough for 200 layers. Threads may share a
+    cache, since autograd runs backwards in threads of its own.
+    """
+
+    most: int = 8192
     encoder: Callable[[MapSpec], bytes] = encode
     _made: OrderedDict[MapSpec, TensorMap] = field(default_factory=OrderedDict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def get(self, spec: MapSpec) -> TensorMap:
         """The map of a spec; not to be changed, others get the same."""
-        found = self._made.get(spec)
-        if found is not None:
-            self._made.move_to_end(spec)
-            return found
-        made = tensor_map(self.encoder(spec))
-        self._made[spec] = made
-        if len(self._made) > self.most:
-            self._made.popitem(last=False)
-        return made
+        with self._lock:
+            found = self._made.get(spec)
+            if found is not None:
+                self._made.move_to_end(spec)
+                return found
+            made = tensor_map(self.encoder(spec))
+            self._made[spec] = made
+            if len(self._made) > self.most:
+                self._made.popitem(last=False)
+            return made
 
     def __len__(self) -> int:
         return len(self._made)
 
     def clear(self) -> None:
         """Forgets all maps."""
-        self._made.clear()
+        with self._lock:
+            self._made.clear()

@@ -100,7 +100,7 @@ struct alignas(64) Gradient {
   float* row_weights;     // [ring * 128]: router weight of each row; 0 for padding
   float* partials;        // [ring * 128, I / 64]: the router gradient's sums over 64 columns
   float* scratch;         // [tiles of an expert's weights, 32, 256] of 4 floats; null if no expert is ever cut
-  float *main_gate, *main_up, *main_down;  // fp32 gradients to add to, or null: then bf16 by the maps
+  float *main_gate, *main_up, *main_down;  // fp32 gradients, or null: then bf16 by the maps
   float *shared_main_gate, *shared_main_up, *shared_main_down;
   const BackPeer* peers;  // [ranks], this rank included
   BackGroup* groups;      // [max_groups]
@@ -111,6 +111,7 @@ struct alignas(64) Gradient {
   u32 saved_blocks;       // forward kept g and u of blocks below
   u32 shared_again;       // 1: g and u of the shared expert are computed again
   u32 wants;              // WANT_*
+  u32 fresh;              // WANT_* of fp32 gradients to write, aligned to 8 bytes; others are added to
   u32 uncut;              // an expert with more blocks is cut, into parts of at most segment_most
   u32 max_groups;
 };

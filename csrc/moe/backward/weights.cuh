@@ -1,5 +1,5 @@
-// Tiles of WEIGHTS: sums over rows, into bf16 gradients, into fp32 ones that exist, or into scratch when
-// more rows of the expert come later.
+// Tiles of WEIGHTS: sums over rows, into bf16 gradients, into fp32 ones, which are written or added to, or
+// into scratch when more rows of the expert come later.
 
 #pragma once
 
@@ -39,6 +39,10 @@ static __device__ __forceinline__ float *main_gradient(const Gradient &g, bool s
   if (of == WANT_DOWN) return shared ? g.shared_main_down : g.main_down;
   if (of == WANT_GATE) return shared ? g.shared_main_gate : g.main_gate;
   return shared ? g.shared_main_up : g.main_up;
+}
+// Whether that is this call's own, where nothing has been written yet.
+static __device__ __forceinline__ bool is_fresh(const Gradient &g, bool shared, u32 of) {
+  return (shared ? g.fresh >> 3 : g.fresh) & of;
 }
 
 // value(q, i): register i of 64 columns of a thread. Always four pieces, so that the next tile begins with
@@ -88,6 +92,24 @@ static __device__ __forceinline__ void add_gradient(const float (&d)[128], float
     }
   }
 }
+// value(i): register i. Of no memory but with the bits of a sum with zeros there: -0 becomes 0.
+template <class F>
+static __device__ __forceinline__ void write_gradient(float *to, u32 width, u32 inside, F value) {
+#pragma unroll
+  for (int first = 0; first < 64; first += 16) {
+    if ((u32)first * 4 >= inside) break;
+#pragma unroll
+    for (int pair = first; pair < first + 16; ++pair)
+      store_pair<true>(to + pair / 2 * 8 + (u64)(pair % 2 * 8) * width,
+                       __fadd_rn(0.0f, value(2 * pair)), __fadd_rn(0.0f, value(2 * pair + 1)));
+  }
+}
+// Where a thread's first sum of a tile lies in an fp32 gradient.
+static __device__ __forceinline__ float *place_in(float *main, const Consumer &c,
+                                                  const BackTask &task, const WeightTile &t) {
+  const u64 row = (u64)task.expert * t.height + t.row + row_in_block(c) + c.lane / 4;
+  return main + row * t.width + t.column + c.lane % 4 * 2;
+}
 
 // No counter waits for what this writes.
 static __device__ __forceinline__ void finish_weights(const float (&d)[128], const Gradient &g,
@@ -98,15 +120,21 @@ static __device__ __forceinline__ void finish_weights(const float (&d)[128], con
     store_gradient(g, c, task, t, [&](int q, int i) { return d[q * 32 + i]; });
     return;
   }
-  const u64 row = (u64)task.expert * t.height + t.row + row_in_block(c) + c.lane / 4;
-  float *to = main + row * t.width + t.column + c.lane % 4 * 2;
+  float *to = place_in(main, c, task, t);
   const u32 inside = t.width - t.column;
-  if ((u64)to % 8) add_gradient<false>(d, to, t.width, inside);
+  if (is_fresh(g, is_shared(task.kind), t.of))
+    write_gradient(to, t.width, inside, [&](int i) { return d[i]; });
+  else if ((u64)to % 8) add_gradient<false>(d, to, t.width, inside);
   else add_gradient<true>(d, to, t.width, inside);
 }
-// Of an expert without rows: zeros, and nothing to add.
+// Of an expert without rows: zeros, but nothing is added.
 static __device__ __forceinline__ void finish_no_rows(const Gradient &g, const Consumer &c,
                                                       const BackTask &task, const WeightTile &t) {
-  if (main_gradient(g, is_shared(task.kind), t.of)) return;
-  store_gradient(g, c, task, t, [](int, int) { return 0.0f; });
+  float *main = main_gradient(g, is_shared(task.kind), t.of);
+  if (!main) {
+    store_gradient(g, c, task, t, [](int, int) { return 0.0f; });
+  } else if (is_fresh(g, is_shared(task.kind), t.of)) {
+    write_gradient(place_in(main, c, task, t), t.width, t.width - t.column,
+                   [](int) { return 0.0f; });
+  }
 }

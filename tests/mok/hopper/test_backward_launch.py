@@ -11,8 +11,8 @@ import torch
 from hopper_fakes import CPU, Fakes, sizes_of, small_problem
 
 from mok.errors import ExchangeError, InputError, RoutingError
-from mok.hopper import backward_memory, gradient_records, local_group, records
-from mok.hopper.backward import launch_backward, launch_backward_kernels
+from mok.hopper import backward, backward_memory, gradient_records, local_group, records
+from mok.hopper.backward import hold_kept, launch_backward, launch_backward_kernels
 from mok.hopper.backward_layout import make_backward_layout
 from mok.hopper.backward_memory import ensure_backward
 from mok.hopper.backward_problem import BackwardProblem, MainGradients
@@ -24,7 +24,7 @@ from mok.hopper.local_group import (
     open_local_group,
     open_local_group_backward,
 )
-from mok.hopper.packing import Problem, make_results
+from mok.hopper.packing import Problem, Results, make_results
 from mok.hopper.workspace import HopperWorkspace
 
 SCHEDULE = ["publish", "count", "scan", "place"]
@@ -290,6 +290,55 @@ def test_memory_that_goes_is_not_given_to_others_while_a_stream_uses_it(fakes, m
         ("local", 2),
         ("symmetric", 2),
     ]
+
+
+def test_what_the_forward_kept_is_held_until_the_backwards_stream_is_done(fakes, monkeypatch):
+    told: list[tuple[str, int]] = []
+    rows = {
+        name: SimpleNamespace(record_stream=lambda stream, name=name: told.append((name, stream)))
+        for name in ("gate", "up", "shared_gate", "shared_up")
+    }
+    kept, captured = Results(torch.empty(0), **rows), {"now": False}
+    monkeypatch.setattr(backward, "capturing", lambda device: captured["now"])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device.index)
+    device = torch.device("cuda", 3)
+    hold_kept(device, kept)
+    assert told == [(name, 3) for name in rows]
+    hold_kept(device, dataclasses.replace(kept, gate=None, up=None))
+    assert told[4:] == [("shared_gate", 3), ("shared_up", 3)]
+    captured["now"] = True
+    hold_kept(device, kept)
+    hold_kept(CPU, kept)
+    hold_kept(device, None)
+    assert len(told) == 6
+
+
+def test_a_launch_holds_what_it_was_given_before_its_kernels(fakes, monkeypatch):
+    problem = small_problem()
+    workspace = fakes.workspace(sizes_of(problem, 300))
+    memory = ensure_backward(workspace)
+    given, seen = backward_of(problem), []
+    monkeypatch.setattr(backward, "hold_kept", lambda *args: seen.append((*args, len(fakes.log))))
+    launch_backward(workspace, memory, problem, given)
+    assert seen == [(CPU, given.kept, 0)]
+
+
+def test_a_grid_that_is_refused_does_not_end_a_workspace(fakes, monkeypatch):
+    problem = small_problem()
+    workspace = fakes.workspace(sizes_of(problem, 70, ranks=2))
+    memory = fakes.backward(workspace)
+    given = backward_of(problem)
+    with pytest.raises(InputError, match="num_sms = -1"):
+        launch_backward(workspace, memory, problem, given, num_sms=-1)
+    launch_backward(workspace, memory, problem, given)
+    assert names(fakes) == ORDER
+
+    problems, workspaces = _local_group(fakes, monkeypatch)
+    open_local_group_backward(workspaces, kernels=fakes.backward_kernels)
+    monkeypatch.setattr(HopperWorkspace, "begin", lambda self: pytest.fail("it has begun"))
+    backwards = [backward_of(problem, kept=None) for problem in problems]
+    with pytest.raises(InputError, match="num_sms = -1"):
+        launch_local_group_backward(workspaces, problems, backwards, num_sms=-1)
 
 
 def _local_group(fakes: Fakes, monkeypatch) -> tuple[list[Problem], tuple[HopperWorkspace, ...]]:

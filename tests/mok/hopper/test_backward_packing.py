@@ -235,20 +235,37 @@ def test_main_gradients_are_added_to_and_not_returned():
     assert mains == {"main_up", "shared_main_down"}
 
 
-def test_gradients_in_fp32_are_zeros_that_the_kernels_add_to():
-    call = Call(*shared_problem(dtype=torch.float32))
+def test_gradients_in_fp32_are_written_and_nobody_clears_them(monkeypatch):
+    def refuse(*args: object, **options: object) -> Tensor:
+        raise AssertionError("memory is cleared")
+
+    problem, backward = shared_problem(dtype=torch.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros", refuse)
+        made = make_gradients(problem, backward)
+    assert made.d_gate is not None
+    call = Call(problem, backward)
+    assert call.grad.fresh == ALL
     for name in ("gate", "up", "down"):
         made, shared = (
             getattr(call.gradients, f"d_{name}"),
             getattr(call.gradients, f"d_shared_{name}"),
         )
         assert made.dtype == shared.dtype == torch.float32
-        assert not made.any()
-        assert not shared.any()
         assert getattr(call.grad, f"main_{name}") == made.data_ptr()
         assert getattr(call.grad, f"shared_main_{name}") == shared.data_ptr()
     assert not {name for name in call.maps() if "w_" in name and name.endswith("_out")}
     assert call.gradients.d_x.dtype == BF16
+
+
+def test_main_gradients_are_not_fresh_and_those_in_bf16_neither():
+    main = MainGradients(up=torch.ones(4, 64, 128), shared_down=torch.ones(128, 192))
+    mixed = Call(*shared_problem(dtype=torch.float32, main=main))
+    assert mixed.grad.fresh == ALL & ~wants_of(up=True, shared_down=True)
+    for dtype, wants in ((BF16, ALL), (torch.float32, 0)):
+        assert Call(*shared_problem(dtype=dtype, main=MainGradients(), wants=wants)).grad.fresh == 0
+    few = wants_of(gate=True, shared_up=True)
+    assert Call(*shared_problem(dtype=torch.float32, wants=few)).grad.fresh == few
 
 
 def test_without_tokens_what_has_rows_is_null_and_weights_have_their_maps():

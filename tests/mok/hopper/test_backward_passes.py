@@ -7,10 +7,12 @@ to a main gradient.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from backward_fakes import simulated_backward
@@ -24,6 +26,7 @@ from mok.exact import exact_case, same_bits
 from mok.functional import MainGradients
 from mok.hopper import backward_memory, passes, pools, support
 from mok.hopper.gradient_records import WANT_ROUTED, WANT_SHARED
+from mok.main_gradients import count_changes
 
 WEIGHTS = ("w_gate", "w_up", "w_down")
 GRADIENTS = ("d_x", "d_router_weights", "d_w_gate", "d_w_up", "d_w_down")
@@ -203,6 +206,67 @@ def test_what_a_backward_refuses(launches, backend, options, message):
     with pytest.raises(InputError, match=message):
         _functional(_case(), _workspace(backend), False, **options)
     assert launches.backward == []
+
+
+def _overlapping(*starts: int) -> MainGradients:
+    """Of gate, up, down: so many elements behind the beginning of one tensor."""
+    room = torch.zeros(max(starts) + 4 * 64 * 64)
+    return MainGradients(*(room[at:][: 4 * 64 * 64].view(4, 64, 64) for at in starts))
+
+
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+@pytest.mark.parametrize(
+    ("starts", "told"),
+    [
+        ((0, 16384, 0), "gate and main_grads.down share 65536 bytes; allowed: memory of its own"),
+        ((16385, 0, 16384), "down and main_grads.gate share 65532 bytes"),
+        ((16383, 0, 32767), "up and main_grads.gate share 4 bytes"),
+    ],
+)
+def test_main_gradients_that_overlap_are_refused(launches, backend, starts, told):
+    with pytest.raises(InputError, match=f"main_grads.{told}"):
+        _functional(_case(), _workspace(backend), False, main_grads=_overlapping(*starts))
+    assert launches.backward == []
+
+
+def test_main_gradients_may_be_neighbours_in_one_tensor(launches):
+    case, main = _case(), _overlapping(32768, 0, 16384)
+    _functional(case, _workspace("auto"), False, main_grads=main)
+    for name in ("gate", "up", "down"):
+        assert torch.equal(getattr(main, name), case.expected[f"d_w_{name}"].float()), name
+
+
+@pytest.mark.parametrize("backend", ["auto", "portable"])
+def test_autograd_is_told_that_main_gradients_have_changed(launches, monkeypatch, backend):
+    """Kernels write to them without torch, which here stands for them must not count either."""
+
+    def kernels(workspace, memory, problem, given, **options):
+        alone = dataclasses.replace(given, main=MainGradients(), dtype=torch.float32)
+        found = simulated_backward(workspace, memory, problem, alone, **options)
+        assert given.main.gate is not None
+        np.add(given.main.gate.numpy(), found.d_gate.numpy(), out=given.main.gate.numpy())
+        return dataclasses.replace(found, d_gate=None)
+
+    monkeypatch.setattr(passes, "launch_backward", kernels)
+    case, leaf = _case(), torch.ones(4, 64, 64, requires_grad=True)
+    main = MainGradients(gate=torch.zeros(4, 64, 64))
+    product = (leaf * main.gate).sum()
+    _functional(case, _workspace(backend), False, main_grads=main)
+    assert torch.equal(main.gate, case.expected["d_w_gate"].float())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_without_a_way_to_tell_autograd_nothing_is_told(monkeypatch):
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    main = MainGradients(gate=torch.zeros(2), up=inference)
+    count_changes(main)
+    assert main.gate is not None
+    assert main.gate._version == 1
+    monkeypatch.delattr(torch.autograd.graph, "increment_version")
+    count_changes(main)
+    assert main.gate._version == 1
 
 
 def test_a_main_gradient_of_a_weight_that_is_not_there_is_refused(launches):

@@ -20,6 +20,7 @@ from mok.hopper.layout import Segments
 from mok.hopper.records import COUNT_FAILED
 
 PART = ("enter_backward",)
+TWO = Segments(1, 2)
 needs_compiler = pytest.mark.skipif(emulation.compiler() is None, reason="needs g++")
 
 
@@ -77,6 +78,18 @@ def test_large_tables(emulator: Emulator, name: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("added", "fresh"), [(0, 63), (7, 56), (56, 7), (62, 1), (31, 32), (27, 4), (63, 0)]
+)
+def test_zeros_are_written_where_nothing_is_added(
+    emulator: Emulator, added: int, fresh: int
+) -> None:
+    """Of experts without rows, and of a shared expert without tokens."""
+    case = Case((0,), ((0, 130, 0),), 64, 64, 64, TWO, 2, Aims(63, added), fresh=fresh)
+    assert check(case, emulated(emulator), "cpu") == []
+
+
+@needs_compiler
 def test_after_a_failed_wait_nothing_is_written_or_told(emulator: Emulator) -> None:
     tables = make_tables(random_case(np.random.default_rng(1)), "cpu")
     for mine in tables.ranks:
@@ -112,6 +125,12 @@ FAULTS = {
         "find_segments(r, r.segment_most,",
         "groups",
     ),
+    "fp32 gradients of this call left without zeros": Fault(
+        "enter_backward.cu",
+        "writes_zeros(g.wants, g.fresh,",
+        "writes_zeros(g.wants, 0,",
+        "groups",
+    ),
     "the last block left out": Fault(
         "enter_backward.cu", "b < end; b += 32", "b + 1 < end; b += 32", "segment_of"
     ),
@@ -131,6 +150,7 @@ def test_planted_faults_are_seen(emulator: Emulator, tmp_path: Path, name: str) 
     case = Case(
         *((200,), ((300, 0, 130, 130, 600, 1100),), 320, 192, 64, Segments(3, 4), 6),
         Aims(63, 0, 4),
+        fresh=63,
     )
     assert check(case, emulated(emulator), "cpu") == []
     found = check(case, emulated(planted), "cpu")

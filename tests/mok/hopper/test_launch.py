@@ -279,6 +279,25 @@ def test_a_launch_that_breaks_off_ends_a_workspace_that_peers_share(fakes, monke
         launch(workspace, problem, saved=None)
 
 
+def test_a_grid_that_is_refused_does_not_end_a_workspace(fakes, monkeypatch):
+    problem = small_problem()
+    workspace = fakes.workspace(sizes_of(problem, 70, ranks=2))
+    with pytest.raises(InputError, match="num_sms = -1"):
+        launch(workspace, problem, saved=None, num_sms=-1)
+    launch(workspace, problem, saved=None)
+    assert [name for name, _, _ in fakes.log] == ORDER
+
+    group = open_local_group(
+        LocalGroup(2), sizes_of(problem, 70), torch.device("cpu"), kernels=fakes.kernels
+    )
+    for one in group:
+        object.__setattr__(one.maps, "encoder", fakes.encode)
+    monkeypatch.setattr(HopperWorkspace, "begin", lambda self: pytest.fail("it has begun"))
+    for num_sms, told in ((-1, "num_sms = -1"), (0, "2 ranks share one launch on 1 multi")):
+        with pytest.raises(InputError, match=told):
+            launch_local_group(group, [problem] * 2, save=False, num_sms=num_sms)
+
+
 def test_with_peers_bad_ids_are_raised_when_the_next_launch_is_under_way(fakes):
     problem = small_problem()
     workspace = fakes.workspace(sizes_of(problem, 70, ranks=2))

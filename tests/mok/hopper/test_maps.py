@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
+
 import pytest
 import torch
 from hypothesis import given
@@ -80,6 +83,44 @@ def test_a_cache_gives_each_spec_its_own_map_and_keeps_the_latest(order, most):
         assert len(cache) == len(latest)
     cache.clear()
     assert len(cache) == 0
+
+
+def test_a_cache_has_room_for_the_maps_of_a_large_models_steps():
+    encoder = Encoder()
+    cache = MapCache(encoder=encoder)
+    layers = [
+        [rows_spec(0x1000 * (1 + 35 * n + i), 64, 64, 64) for i in range(35)] for n in range(61)
+    ]
+    for _ in range(2):
+        for specs in (*layers, *reversed(layers)):
+            for spec in specs:
+                cache.get(spec)
+    assert len(encoder.calls) == 35 * 61
+
+
+class Meeting(OrderedDict):
+    """While one thread has found a map, another one asks for a map that pushes that out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other: threading.Thread | None = None
+
+    def move_to_end(self, key: object, last: bool = True) -> None:
+        if self.other is not None:
+            self.other.start()
+            self.other.join(0.2)  # a cache that lets it wait goes on before it
+        super().move_to_end(key, last)
+
+
+def test_a_map_that_another_thread_pushes_out_is_given_all_the_same():
+    meeting = Meeting()
+    cache = MapCache(1, Encoder(), meeting)
+    first, second = (rows_spec(0x1000 * n, 64, 64, 64) for n in (1, 2))
+    made = cache.get(first)
+    meeting.other = threading.Thread(target=cache.get, args=(second,))
+    assert cache.get(first) is made
+    meeting.other.join()
+    assert list(meeting) == [second]
 
 
 def test_encoding_is_what_the_driver_is_asked_for(monkeypatch):
