@@ -43,7 +43,7 @@ _STEPS = click.option(
     "--steps",
     callback=_range,
     metavar="A:B",
-    help="Only steps from A up to but not including B; either may be left out.",
+    help="Only steps from A up to but not including B; either may be left out. Or one step: A.",
 )
 
 
@@ -55,7 +55,10 @@ _STEPS = click.option(
     )
 )
 def trace() -> None:
-    """Find where two recorded runs part: see `verify.record`."""
+    """Find where two recorded runs part.
+
+    Record each with `with verify.record(FOLDER, model):` around its training loop.
+    """
 
 
 @trace.command(epilog=epilog("verify trace show run_a/", "verify trace show run_a/ --steps 3"))

@@ -34,10 +34,13 @@ _PAUSE = 1.0  # seconds between two lines of progress
     "--rename-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Further renames, a line each.",
+    help="Further renames, one OLD=NEW a line.",
 )
 @click.option(
-    "--ignore", multiple=True, metavar="PATTERN", help="Leave such names out, on both sides."
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="Leave such names out, on both sides; A's also by what --rename makes of them.",
 )
 @TEXT_OR_JSON
 def weights(
