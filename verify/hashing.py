@@ -116,7 +116,9 @@ def _refusal(t: torch.Tensor) -> str:
     else:
         what = f"a tensor of layout {t.layout}"
         instead = "use its parts (t.coalesce().indices(), .values() ...) or t.to_dense()"
-    return f"no digest of {what}, shape {tuple(t.shape)}, dtype {t.dtype}: {instead}"
+    nested = t.is_nested and t.layout is torch.strided  # such a one has no shape, and raises
+    shape = "" if nested else f", shape {tuple(t.shape)}"
+    return f"no digest of {what}{shape}, dtype {t.dtype}: {instead}"
 
 
 def _array(t: torch.Tensor) -> npt.NDArray[Any]:

@@ -22,6 +22,7 @@ _SHOWN = 8
 _EXCHANGED = 16  # of more parameters that differ each is probably another
 _FUSED = 512  # parts that may make up one fused parameter (experts)
 Parameters = Mapping[str, Parameter]
+Groups = dict[tuple[str, ...], list[list[str]]]
 Bits = tuple[str, int, tuple[int, ...]]
 
 
@@ -89,15 +90,13 @@ def _moved(
     left: Parameters, right: Parameters, alone_a: list[str], alone_b: list[str], digests: _Digests
 ) -> Iterator[str]:
     """Parameters that only A has with the bits of one that only B has."""
-    sizes = {(right[name].dtype, right[name].numel) for name in alone_b}
+    alike = _by_form(right, alone_b)
     for name in alone_a:
-        if (left[name].dtype, left[name].numel) not in sizes:
+        others = alike.get(left[name].form(), ())
+        bits = digests(left[name]) if others else None
+        if bits is None:
             continue
-        same = [
-            other
-            for other in alone_b
-            if right[other].form() == left[name].form() and _same(left[name], right[other], digests)
-        ]
+        same = [other for other in others if digests(right[other]) == bits]
         if len(same) == 1:
             old = left[name].name
             yield f"{same[0]} in B has the bits of {old} in A: --rename '{old}={same[0]}'"
@@ -122,17 +121,25 @@ def _tied(
     own: Parameters, other: Parameters, alone: list[str], side: str, digests: _Digests
 ) -> Iterator[str]:
     """Parameters of one side alone with the bits of one that both have."""
+    alike = _by_form(own, [name for name in own if name in other])
     for name in alone:
-        for twin in own:
-            if twin not in other or own[twin].form() != own[name].form():
-                continue
-            if _same(own[twin], own[name], digests):
+        twins = alike.get(own[name].form(), ())
+        bits = digests(own[name]) if twins else None
+        for twin in twins if bits is not None else ():
+            if digests(own[twin]) == bits:
                 old = own[name].name
                 yield (
                     f"{old} has the bits of {own[twin].name} in {side}: tied, and stored once on "
                     f"the other side? --ignore '{old}'"
                 )
                 break
+
+
+def _by_form(parameters: Parameters, names: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(parameters[name].form(), []).append(name)
+    return found
 
 
 def _same(a: Parameter, b: Parameter, digests: _Digests) -> bool:
@@ -144,11 +151,12 @@ def _fused(
     whole: Parameters, parts: Parameters, alone: list[str], pieces: list[str], one: str, other: str
 ) -> Iterator[str]:
     """Parameters of one side whose size is that of several neighbours of the other together."""
+    groups = _groups(pieces)
     for name in alone:
         shape, dtype = whole[name].shape, whole[name].dtype
-        for group in _neighbours(name, pieces):
+        for group in _neighbours(name, groups):
             shapes = [parts[piece].shape for piece in group]
-            if not 2 <= len(group) <= _FUSED or any(parts[p].dtype != dtype for p in group):
+            if any(parts[piece].dtype != dtype for piece in group):
                 continue
             rows = all(len(s) == len(shape) and s[1:] == shape[1:] for s in shapes)
             joined = rows and shape and sum(s[0] for s in shapes) == shape[0]
@@ -163,16 +171,29 @@ def _fused(
                 break
 
 
-def _neighbours(name: str, names: list[str]) -> Iterator[list[str]]:
-    """Names that share all of `name` but one to three words, all of them or by their last word."""
+def _groups(names: Sequence[str]) -> Groups:
+    """By the words that names begin with: all names that do, then those with one last word; groups
+    of a size that can be fused. Once for all names, since checkpoints have thousands."""
+    near: dict[tuple[str, ...], list[str]] = {}
+    for name in sorted(names, key=natural):
+        words = name.split(".")
+        for end in range(len(words) + 1):
+            near.setdefault(tuple(words[:end]), []).append(name)
+    found = {}
+    for stem, some in near.items():
+        lasts: dict[str, list[str]] = {}
+        for name in some:
+            lasts.setdefault(name.rpartition(".")[2], []).append(name)
+        groups = [some, *(lasts[last] for last in sorted(lasts))]
+        found[stem] = [group for group in groups if 2 <= len(group) <= _FUSED]
+    return found
+
+
+def _neighbours(name: str, groups: Groups) -> Iterator[list[str]]:
+    """Groups that share all of `name` but one to three words."""
     words = name.split(".")
     for levels in (1, 2, 3):
         stem = words[: len(words) - levels]
         if len(words) < levels or (not stem and levels > 1):
             return
-        near = [one for one in names if one.split(".")[: len(stem)] == stem]
-        near.sort(key=natural)
-        lasts = {one.split(".")[-1] for one in near}
-        yield near
-        for last in sorted(lasts):
-            yield [one for one in near if one.split(".")[-1] == last]
+        yield from groups.get(tuple(stem), ())

@@ -19,11 +19,11 @@ class Patterns:
     """Texts with `*`; remembers which of them matched something."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._all = {pattern: _regex(pattern) for pattern in patterns}
+        self._all = list(dict.fromkeys(patterns))
         self.unused = list(self._all)
 
     def match(self, name: str) -> bool:
-        found = [pattern for pattern, regex in self._all.items() if regex.fullmatch(name)]
+        found = [one for one in self._all if _texts(one, name) is not None]
         for pattern in found:
             if pattern in self.unused:
                 self.unused.remove(pattern)
@@ -34,7 +34,7 @@ class Renames:
     """OLD=NEW rules, the first that matches counts; remembers which of them matched something."""
 
     def __init__(self, rules: Sequence[str]) -> None:
-        self._all: dict[str, tuple[re.Pattern[str], str]] = {}
+        self._all: dict[str, str] = {}
         for rule in rules:
             old, equals, new = rule.partition("=")
             if not equals or not old or not new or "=" in new:
@@ -44,23 +44,23 @@ class Renames:
                     f"rename {rule!r}: OLD and NEW need the same number of *; each stands for the "
                     "same text on both sides"
                 )
-            if self._all.get(old, (None, new))[1] != new:
+            if self._all.get(old, new) != new:
                 raise VerifyError(
-                    f"rename gives {old!r} two names, {self._all[old][1]!r} and {new!r}: a "
+                    f"rename gives {old!r} two names, {self._all[old]!r} and {new!r}: a "
                     "parameter that is split on one side is not compared; save it whole on both, "
                     "or leave it out with --ignore"
                 )
-            self._all[old] = (_regex(old), new)
+            self._all[old] = new
         self.unused = list(self._all)
 
     def __call__(self, name: str) -> str:
-        for old, (regex, new) in self._all.items():
-            found = regex.fullmatch(name)
-            if found:
+        for old, new in self._all.items():
+            found = _texts(old, name)
+            if found is not None:
                 if old in self.unused:
                     self.unused.remove(old)
-                texts = iter(found.groups())
-                return "".join(next(texts) if piece == "*" else piece for piece in _split(new))
+                pieces = new.split("*")
+                return pieces[0] + "".join(map("".join, zip(found, pieces[1:], strict=True)))
         return name
 
 
@@ -107,10 +107,21 @@ def prefix_rule(old: Iterable[str], new: Iterable[str]) -> str:
     return best if best and counts[best] > 1 else ""
 
 
-def _split(pattern: str) -> list[str]:
-    return re.split(r"(\*)", pattern)
-
-
-def _regex(pattern: str) -> re.Pattern[str]:
-    pieces = ("(.*?)" if piece == "*" else re.escape(piece) for piece in _split(pattern))
-    return re.compile("".join(pieces), re.DOTALL)
+def _texts(pattern: str, name: str) -> list[str] | None:
+    """What each star of a pattern stands for in a name, the first as short as it can be, then the
+    second, and so on; None if it does not fit. One pass, where a regular expression may take ages.
+    """
+    first, *rest = pattern.split("*")
+    if not rest:
+        return [] if name == pattern else None
+    at, end = len(first), len(name) - len(rest[-1])
+    if at > end or not name.startswith(first) or not name.endswith(rest[-1]):
+        return None
+    texts = []
+    for piece in rest[:-1]:
+        found = name.find(piece, at, end)
+        if found < 0:
+            return None
+        texts.append(name[at:found])
+        at = found + len(piece)
+    return [*texts, name[at:end]]

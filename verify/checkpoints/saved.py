@@ -76,4 +76,5 @@ def _told(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     refused = [line for line in lines if "Unsupported" in line or "GLOBAL" in line]
     said = (refused or lines or [type(error).__name__])[-1 if refused else 0]
+    said = said.partition(" Please use ")[0]
     return f"{said[:300]} (only tensors and plain containers are read, by weights_only=True)"

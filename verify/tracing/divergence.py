@@ -239,7 +239,14 @@ def _about(runs: tuple[Run, Run], steps: Range) -> tuple[list[str], list[str]]:
         for rank, one in sorted(run.items()):
             if not one.complete:
                 reasons.append(f"{side}, rank {rank} is incomplete: {one.problem}")
-            elif one.reason not in (None, "finished"):
+            if one.skipped:
+                what, why = next(iter(one.skipped.items()))
+                count = len(one.skipped)
+                reasons.append(
+                    f"{side}, rank {rank}: {count} value{'s have' if count > 1 else ' has'} no "
+                    f"digest, such as {what}: {why}"
+                )
+            if one.complete and one.reason not in (None, "finished"):
                 notes.append(f"{side}, rank {rank} ended early: {one.reason}")
     numbers = [
         {step.number for one in run.values() for step in one.steps if within(step.number, steps)}

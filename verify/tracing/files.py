@@ -40,12 +40,14 @@ from verify.tracing.frames import (
     BrokenFrame,
     definition_fields,
     definition_of,
+    file_name,
     frame,
     header_fields,
     header_of,
     json_frame,
     parsed,
     split_frame,
+    unwritable,
 )
 
 __all__ = [
@@ -68,11 +70,6 @@ _FAILED = 1
 _NAME = re.compile(r"rank-(\d{5,})\.trace")
 
 
-def file_name(rank: int) -> str:
-    """Of the file that a rank writes."""
-    return f"rank-{rank:05d}.trace"
-
-
 class TraceWriter:
     """Appends one rank's recording to its file; what was written is there if the run is killed.
 
@@ -88,15 +85,15 @@ class TraceWriter:
         self._steps = 0
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered, so that a killed process leaves all that it wrote.
-            self._file = self.path.open("wb" if overwrite else "xb", buffering=0)
+            mode = "wb" if overwrite else "xb"
+            self._file = self.path.open(mode, buffering=0)  # a kill leaves all that was written
         except FileExistsError:
             raise InputFileError(
                 f"{self.path}: there is a recording already: give another folder, or "
                 "overwrite=True to lose it"
             ) from None
         except OSError as error:
-            raise InputFileError(f"{self.path}: cannot write: {error.strerror or error}") from error
+            raise unwritable(self.path, error) from error
         self._write(MAGIC + json_frame("H", header_fields(header)))
 
     def define(
@@ -146,17 +143,25 @@ class TraceWriter:
             self._write(json_frame("E", end))
             self._file.close()
 
+    def leave(self) -> None:
+        """Closes the file as it is, without an end; what is written from now on is dropped."""
+        self._file.close()
+
     def _write(self, data: bytes) -> None:
+        if self._file.closed:
+            return
         rest = memoryview(data)
-        while rest:  # a raw file may take less than it is given
-            rest = rest[self._file.write(rest) :]
+        try:
+            while rest:  # a raw file may take less than it is given
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:  # a frame may be cut now, so nothing can follow it
+            self._file.close()
+            raise unwritable(self.path, error) from error
 
 
 def read_folder(path: Path) -> dict[int, Recording]:
-    """The recordings of a folder by rank; of a file, its only one.
-
-    InputFileError when there is none, or when one cannot be read.
-    """
+    """The recordings of a folder by rank; of a file, its only one. InputFileError when there is
+    none, or when one cannot be read."""
     path = Path(path)
     if path.is_file():
         found = read_recording(path)
@@ -180,10 +185,8 @@ def read_folder(path: Path) -> dict[int, Recording]:
 
 
 def read_recording(path: Path) -> Recording:
-    """What a file holds, as far as it is sound.
-
-    InputFileError, naming file, offset and reason, for what is no recording or has no whole header.
-    """
+    """What a file holds, as far as it is sound. InputFileError, naming file, offset and reason, for
+    what is no recording or has no whole header."""
     path = Path(path)
     problem = input_files.problem_of(path)
     if problem:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 from verify import input_files
+from verify.errors import InputFileError
 from verify.tracing.definitions import (
     KINDS,
     LEVELS,
@@ -145,3 +147,13 @@ def _sizes(value: Any) -> tuple[int, ...]:
     if type(value) is not list or not all(type(one) is int and one >= 0 for one in value):
         raise BrokenFrame(f"{value!r} are no sizes")
     return tuple(value)
+
+
+def file_name(rank: int) -> str:
+    """Of the file that a rank writes."""
+    return f"rank-{rank:05d}.trace"
+
+
+def unwritable(path: Path, error: OSError) -> InputFileError:
+    """What to raise when a file cannot be written."""
+    return InputFileError(f"{path}: cannot write: {error.strerror or error}")

@@ -136,11 +136,12 @@ class ModuleHooks:
                 self._wrap_compiled(module)
             elif key not in shy:
                 self._keep(module.register_forward_pre_hook(_before_call, with_kwargs=True))
-                self._keep(module.register_forward_hook(_after_call))
+                self._keep(module.register_forward_hook(_after_call, always_call=True))
         if shy:
             every = nn.modules.module
             self._keep(every.register_module_forward_pre_hook(self._before_shy(shy)))
-            self._keep(every.register_module_forward_hook(self._after_shy(shy)))
+            after = self._after_shy(shy)
+            self._keep(every.register_module_forward_hook(after, always_call=True))
         _attached.append(self)
         self._undo.append(lambda: _attached.remove(self))
 
@@ -176,8 +177,11 @@ class ModuleHooks:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self.before(module, args, kwargs)
-            output = original(*args, **kwargs)
-            self.after(module, args, output)
+            output = None
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                self.after(module, args, output)
             return output
 
         def undo() -> None:
@@ -219,15 +223,17 @@ class ModuleHooks:
         self._begun().append(_Call(module, first, inputs))
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """A call ends: its outputs, and hooks for the gradients."""
+        """A call ends: its outputs, and hooks for the gradients. output: None after an exception,
+        such as the one that ends the second forward of checkpointing."""
         name = self._name(module)
         if name is None:
             return
         begun = self._begun()
-        # Calls that an exception ended left theirs: checkpointing ends its second forward so.
-        while begun and begun[-1].module is not module:
-            begun.pop()
-        call = begun.pop() if begun else None
+        call = None
+        if any(one.module is module for one in begun):  # a hook before ours may have failed
+            while begun[-1].module is not module:  # Ctrl-C leaves some
+                begun.pop()
+            call = begun.pop()
         kind = type(module).__name__
         found = list(tensors_in(output))
         self._taker.take(name, "output", kind, found)

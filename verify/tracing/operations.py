@@ -17,6 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.tracing.tensors import Found, tensors_in
 
+_OPAQUE = {  # operations with outputs for their backward alone, from this one on: memory that their
+    # kernels may leave unwritten, such as a workspace, or the seed of a dropout that is off
+    "mkldnn_rnn_layer": 3,
+    "cudnn_rnn": 3,
+    "cudnn_batch_norm": 3,
+    "scaled_dot_product_flash_attention": 2,
+    "scaled_dot_product_efficient_attention": 2,
+    "scaled_dot_product_cudnn_attention": 2,
+    "flash_attention_forward": 2,
+    "efficient_attention_forward": 2,
+}
 _UNWRITTEN = ("empty", "new_empty", "resize")  # prefixes of operations that leave memory as it was
 
 
@@ -43,11 +54,12 @@ class OperationMode(TorchDispatchMode):
         output = func(*args, **given)
         if not self._taker.listening:
             return output
-        takes, changed = _facts(func)
+        takes, changed, opaque = _facts(func)
         if takes or changed:
             name = f"{self._place()}/{func}"
             if takes:
-                self._taker.take(name, "output", "", tensors_in(output))
+                told = output if opaque is None else output[:opaque]
+                self._taker.take(name, "output", "", tensors_in(told))
             for position, argument in changed:
                 value = args[position] if position < len(args) else given.get(argument)
                 found = tensors_in(value, f"changed.{argument}")
@@ -62,8 +74,9 @@ class OperationMode(TorchDispatchMode):
 
 
 @functools.lru_cache(maxsize=4096)
-def _facts(func: Any) -> tuple[bool, tuple[tuple[int, str], ...]]:
-    """Whether an operation's outputs are new values, and which arguments it changes."""
+def _facts(func: Any) -> tuple[bool, tuple[tuple[int, str], ...], int | None]:
+    """Whether an operation's outputs are new values, which arguments it changes, and from which
+    output on they are its own affair, or None."""
     schema = func._schema
     changed = tuple(
         (position, argument.name)
@@ -72,6 +85,6 @@ def _facts(func: Any) -> tuple[bool, tuple[tuple[int, str], ...]]:
     )
     name = schema.name.partition("::")[2].lstrip("_")
     if name.startswith(_UNWRITTEN):
-        return False, ()
+        return False, (), None
     fresh = all(one.alias_info is None for one in schema.returns)
-    return fresh and bool(schema.returns), changed
+    return fresh and bool(schema.returns), changed, _OPAQUE.get(name)

@@ -76,6 +76,15 @@ class DigestQueue:
             lanes = self._host.of(plain, whole)
         self._lanes += _LANES.pack(*lanes)
 
+    def keep(self, count: int) -> None:
+        """Drops what came after the first `count` digests, and what was left half done."""
+        size = count * LANES_BYTES
+        del self._lanes[size:]
+        self._small.keep(size)
+        self._fetched = [one for one in self._fetched if one[0] < size]
+        for on in self._devices.values():
+            on.waiting = [one for one in on.waiting if one[2] < size]
+
     def launch(self) -> None:
         """Digests what waits on devices: one launch a device, without waiting for it."""
         for index, on in self._devices.items():

@@ -15,6 +15,7 @@ Refuses a second recording inside of one, and a folder that has one of this rank
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -37,7 +38,7 @@ from verify.tracing.definitions import LEVELS, START
 from verify.tracing.files import Header, TraceWriter
 from verify.tracing.hooks import ModuleHooks, gradients_follow
 from verify.tracing.queues import DigestQueue
-from verify.tracing.states import Held, ModelState, random_state
+from verify.tracing.states import Held, ModelState, listed_optimizers, random_state, rank_and_world
 from verify.tracing.tensors import Found, located, tensors_in
 
 _ENVIRONMENT = (
@@ -76,7 +77,7 @@ def record(
         raise UnsupportedError(
             "a recording is under way: end it first, or give one module that holds both models"
         )
-    recorder = Recorder(Path(folder), model, _listed(optimizer), level, overwrite)
+    recorder = Recorder(Path(folder), model, listed_optimizers(optimizer), level, overwrite)
     _active.append(recorder)
     try:
         recorder.begin()
@@ -87,7 +88,8 @@ def record(
     else:
         recorder.end(None)
     finally:
-        _active.remove(recorder)
+        if recorder in _active:  # not in a process that was forked inside
+            _active.remove(recorder)
 
 
 def probe(name: str, value: Value) -> Value:
@@ -107,6 +109,16 @@ def probe(name: str, value: Value) -> Value:
     return value
 
 
+def _forked() -> None:
+    """In a child process, such as a worker of a DataLoader: the recording is its parent's."""
+    while _active:
+        _active.pop().leave()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class Recorder:
     """A recording under way. Users need `step` only."""
 
@@ -118,7 +130,7 @@ class Recorder:
         level: str,
         overwrite: bool,
     ) -> None:
-        rank, world = _rank()
+        rank, world = rank_and_world()
         facts = environment()
         header = Header(
             rank,
@@ -172,6 +184,8 @@ class Recorder:
     def end(self, failure: str | None) -> None:
         """Takes the hooks away, writes what there is, and the end."""
         self._undo.close()
+        if not self._open:
+            return
         try:
             if failure is None:
                 if self._entries or self._number == 0:
@@ -183,6 +197,11 @@ class Recorder:
             self._open = False
             self._queue.close()
             self._writer.close(failure or "finished", self._skipped)
+
+    def leave(self) -> None:
+        """Takes and writes nothing more, not even the end."""
+        self._open = False
+        self._writer.leave()
 
     def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None:
         """Appends digests of tensors as they are now."""
@@ -200,9 +219,15 @@ class Recorder:
             with self._lock, torch.no_grad():
                 if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
                     return  # what a graph replays calls no hook, so this would be there once only
-                for one in held:
-                    self._append(module, one)
-                self._queue.launch()
+                before = len(self._entries)
+                try:
+                    for one in held:
+                        self._append(module, one)
+                    self._queue.launch()
+                except BaseException:  # Ctrl-C comes anywhere, and a program may go on after it
+                    del self._entries[before:]
+                    self._queue.keep(before)
+                    raise
         finally:
             self._busy.busy = False
 
@@ -213,17 +238,12 @@ class Recorder:
         except UnsupportedError as error:
             self._skipped.setdefault(f"{one.kind} of {one.name} {one.path}".rstrip(), str(error))
             return
-        dtype = one.dtype or dtype_name(local.dtype)
-        self._entries.append(
-            self._writer.define(
-                *(one.name, one.kind, one.path, dtype, tuple(local.shape)),
-                module=module,
-                whole=whole,
-            )
-        )
+        fields = (one.name, one.kind, one.path, one.dtype or dtype_name(local.dtype))
+        shape = tuple(local.shape)
+        self._entries.append(self._writer.define(*fields, shape, module=module, whole=whole))
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._follows(optimizer):
+        if self._open and self._follows(optimizer):
             if any(optimizer is one for one in self._stepping):
                 self._stepping.clear()  # an exception ended its last step
             self._stepping.append(optimizer)
@@ -231,7 +251,7 @@ class Recorder:
                 self._take("", self._state.gradients(optimizer))
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._follows(optimizer) and self._stepping:
+        if self._open and self._follows(optimizer) and self._stepping:
             self._stepping.pop()
             if not self._stepping:  # not of an optimizer that another one drives
                 self._stepped.append(optimizer)
@@ -256,13 +276,18 @@ class Recorder:
 
     def _close_step(self, failed: bool) -> None:
         with self._lock:
-            self._write_waiting()
-            takes_time, lanes = self._queue.drain()
-            self._waiting = (self._number, self._entries, lanes, failed)
+            # First of all, so that an error below leaves no entries without digests.
+            number, entries = self._number, self._entries
+            self._number, self._entries, self._stepped = number + 1, [], []
+            try:
+                self._write_waiting()
+                takes_time, lanes = self._queue.drain()
+            except BaseException:
+                self._queue.keep(0)
+                raise
+            self._waiting = (number, entries, lanes, failed)
             if not takes_time:
                 self._write_waiting()
-            self._entries, self._stepped = [], []
-            self._number += 1
         self.hooks.forget_leaves()
 
     def _write_waiting(self) -> None:
@@ -271,21 +296,3 @@ class Recorder:
             number, entries, lanes, failed = self._waiting
             self._waiting = None
             self._writer.step(number, entries, lanes(), failed=failed)
-
-
-def _listed(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer] | None:
-    if optimizer is None:
-        return None
-    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-    if not given or not all(isinstance(one, Optimizer) for one in given):
-        raise UnsupportedError(
-            "optimizer is a torch.optim.Optimizer, a list of them or None; of a wrapper give the "
-            "optimizer inside"
-        )
-    return given
-
-
-def _rank() -> tuple[int, int]:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1

@@ -97,8 +97,10 @@ def _around(shown: str) -> str:
 
 def _place_of(owner: str) -> str:
     """Where an op ran: a module's forward, or an operation of the backward pass."""
+    if not owner.startswith("(backward "):
+        return module(owner, None)
     node = owner.removeprefix("(backward ").removesuffix(")")
-    return module(owner, None) if node == owner else f"backward operation {_name(node)}"
+    return f"backward operation {_name(node)}"
 
 
 def _name(name: str) -> str:
@@ -118,7 +120,7 @@ def _gradients(one: Culprit, where: str, many: str) -> str:
     return (
         f"{where}, backward: {many} {_differ(one)}, while activations "
         "and their gradients are equal as far as recorded: the kernel of a parameter's gradient, "
-        "a sum over ranks, or clipping by a common norm"
+        "a sum over ranks, clipping by a common norm, or what they were added to (zero_grad)"
     )
 
 

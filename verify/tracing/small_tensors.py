@@ -38,6 +38,11 @@ class SmallDigests:
         if len(self._places) == _ROWS:
             self.finish(lanes)
 
+    def keep(self, size: int) -> None:
+        """Drops tensors whose places are not below `size`, the last ones that were added."""
+        self._places = [place for place in self._places if place < size]
+        self._words[len(self._places) :] = 0
+
     def finish(self, lanes: bytearray) -> None:
         """Writes the sums of what waits to their places."""
         if not self._places:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from verify.errors import UnsupportedError
 from verify.tracing.hooks import plain_name
 from verify.tracing.tensors import tensors_in
 
@@ -43,9 +45,11 @@ class ModelState:
     def values(self) -> Iterator[Held]:
         """Parameters, then buffers; shared ones once, under their first name."""
         for name, parameter in self._model.named_parameters():
-            yield Held(self._name(name), "parameter", "", parameter)
+            if not is_lazy(parameter):  # it has no value yet
+                yield Held(self._name(name), "parameter", "", parameter)
         for name, buffer in self._model.named_buffers():
-            yield Held(self._name(name), "buffer", "", buffer)
+            if not is_lazy(buffer):
+                yield Held(self._name(name), "buffer", "", buffer)
 
     def gradients(self, optimizer: Optimizer | None) -> Iterator[Held]:
         """Gradients that are there, of all parameters or of those that an optimizer holds."""
@@ -74,6 +78,26 @@ class ModelState:
         if found is None:
             found = self._plain[name] = plain_name(self._model, name)
         return found
+
+
+def listed_optimizers(optimizer: Optimizer | Sequence[Optimizer] | None) -> list[Optimizer] | None:
+    """One or several as a list; UnsupportedError for what is no optimizer."""
+    if optimizer is None:
+        return None
+    given = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if not given or not all(isinstance(one, Optimizer) for one in given):
+        raise UnsupportedError(
+            "optimizer is a torch.optim.Optimizer, a list of them or None; of a wrapper give the "
+            "optimizer inside"
+        )
+    return given
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process in torch.distributed, or the only one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
 
 
 def random_state() -> Iterator[Held]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from torch.utils import _pytree as pytree
 from verify.errors import UnsupportedError
 from verify.tracing.definitions import Whole
 
-DEEPEST = 20  # levels of containers; a container that holds itself ends there
+DEEPEST = 20  # levels of containers
+_NAMED = (str, bytes, int, float, complex, type(None), Enum, torch.dtype, torch.device)
 _FLAT = (str, bytes, int, float, complex, type(None))
 Found = tuple[str, Tensor]
 
@@ -32,16 +34,19 @@ def tensors_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Fo
     return found
 
 
-def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[Found]:
-    """Every tensor (or numeric array of numpy, as a tensor of the same memory) with its path."""
+def tensors_in(value: Any, path: str = "", around: tuple[int, ...] = ()) -> Iterator[Found]:
+    """Every tensor (or numeric array of numpy, as a tensor of the same memory) with its path.
+
+    around: the ids of the containers that hold `value`; one that holds itself ends there.
+    """
     if isinstance(value, Tensor):
         yield path, value
         return
-    if isinstance(value, _FLAT) or depth > DEEPEST:
+    if isinstance(value, _FLAT) or len(around) > DEEPEST or id(value) in around:
         return
     items: Any = ()
     if isinstance(value, Mapping):
-        items = value.items()
+        items = ((_key(at, key), inner) for at, (key, inner) in enumerate(value.items()))
     elif isinstance(value, tuple | list):
         items = enumerate(value)
     elif isinstance(value, np.ndarray):
@@ -49,11 +54,27 @@ def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[Found]:
             yield path, torch.from_numpy(value if value.flags.writeable else value.copy())
         return
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = [(one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value)]
+        items = [(one.name, _field(value, one.name)) for one in dataclasses.fields(value)]
     elif type(value) in pytree.SUPPORTED_NODES:
         items = enumerate(pytree.tree_leaves(value))
+    around = (*around, id(value))
     for key, inner in items:
-        yield from tensors_in(inner, f"{path}.{key}" if path else str(key), depth + 1)
+        yield from tensors_in(inner, f"{path}.{key}" if path else str(key), around)
+
+
+def _key(position: int, key: Any) -> str:
+    """What a key is called in each run alike: not all objects' texts are without an address."""
+    plain = isinstance(key, _NAMED) or (
+        isinstance(key, tuple) and all(isinstance(one, _NAMED) for one in key)
+    )
+    return str(key) if plain else f"{type(key).__name__}-{position}"
+
+
+def _field(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception:  # of what computes it: to read it is not ours to make fail
+        return None
 
 
 def located(t: Tensor) -> tuple[Tensor, Whole | None]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verify.checkpoints.matching import Patterns, Renames, natural, prefix_rule, read_rules
+from verify.checkpoints.matching import Patterns, Renames, _texts, natural, prefix_rule, read_rules
 from verify.checkpoints.parameters import tiling_problem
 from verify.errors import InputFileError, VerifyError
 
@@ -108,3 +110,18 @@ def test_tilings_against_counting_every_element(shape, data) -> None:
             if gap
             else ""
         )
+
+
+@given(
+    st.text("ab*", max_size=6),
+    st.text("ab\n", max_size=8),
+)
+def test_stars_against_regular_expressions(pattern: str, name: str) -> None:
+    pieces = map(re.escape, pattern.split("*"))
+    found = re.fullmatch("(.*?)".join(pieces), name, re.DOTALL)
+    assert _texts(pattern, name) == (None if found is None else list(found.groups()))
+
+
+def test_many_stars_take_no_ages() -> None:
+    assert _texts("*a" * 12 + "*b", "a" * 60) is None
+    assert _texts("*" * 20 + "z", "a" * 60) is None

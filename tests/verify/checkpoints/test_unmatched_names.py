@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from checkpoint_files import KINDS, digests, flipped, model, record, safetensors, weights
 
 from verify import weights_cli
+from verify.checkpoints.comparing import compare_checkpoints
+from verify.checkpoints.parameters import Checkpoint, Parameter
 
 VERIFIED = "verdict=VERIFIED 7 parameters, 0 differ\n"
 
@@ -169,3 +173,28 @@ def test_help_has_examples_and_progress_is_paced(monkeypatch) -> None:
         now[0] = step / 8
         told(str(step))
     assert said == ["8", "16", "24", "32"]
+
+
+def test_hints_on_thousands_of_names_look_at_each_a_few_times(monkeypatch) -> None:
+    forms = 0
+    form = Parameter.form
+
+    def counted(self: Parameter) -> str:
+        nonlocal forms
+        forms += 1
+        return form(self)
+
+    monkeypatch.setattr(Parameter, "form", counted)
+    count = 1500
+    sides = [
+        {
+            name: Parameter(name, "float32", (1,), functools.partial(torch.full, (1,), number))
+            for number, name in enumerate(f"{word}.{i}.w" for i in range(count))
+        }
+        for word in "ab"
+    ]
+    left, right = (Checkpoint(word, "", side) for word, side in zip("ab", sides, strict=True))
+    found = compare_checkpoints(left, right)
+    assert len(found.findings) == 2 * count
+    assert found.hints[0] == "b.0.w in B has the bits of a.0.w in A: --rename 'a.0.w=b.0.w'"
+    assert forms < 20 * count

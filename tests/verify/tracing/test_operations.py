@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 from traced_models import events, recorded, stack
 
 from verify.hashing import digest_tensor
+from verify.tracing.sentences import _place_of
 
 
 def test_operations_are_named_after_their_module(tmp_path: Path) -> None:
@@ -45,3 +47,11 @@ def test_an_operation_has_the_digest_of_its_result(tmp_path: Path) -> None:
     (multiplied,) = events(step, "output", "(root)/aten.mul_.Tensor")
     assert multiplied.digest == digest_tensor(torch.full((2,), 4.0))
     assert not [one for one in events(step, "output") if "empty" in one.definition.name]
+
+
+@pytest.mark.parametrize(
+    ("owner", "told"),
+    [("(root)", "the model"), ("0.a", "module 0.a"), ("(backward Mul)", "backward operation Mul")],
+)
+def test_where_an_operation_ran_is_told(owner: str, told: str) -> None:
+    assert _place_of(owner) == told
