@@ -59,18 +59,10 @@ def launch_backward(
         gradients = backward_problem.make_gradients(given, mine)
         record, grad = backward_packing.pack_backward(workspace, memory, given, mine, gradients)
         ids = (given.topk if tokens else None, None)
-        with workspace.chain.lock:
-            workspace.begin()
-            try:
-                memory.used_on(workspace.device)
-                hold_kept(workspace.device, backward.kept)
-                launch_backward_kernels([workspace], record, grad, None, None, ids, num_sms)
-            except BaseException as error:
-                if not alone:
-                    workspace.break_off(error)
-                raise
-            finally:
-                workspace.end()
+        with workspace.launching():
+            memory.used_on(workspace.device)
+            hold_kept(workspace.device, backward.kept)
+            launch_backward_kernels([workspace], record, grad, None, None, ids, num_sms)
     if not alone:
         workspace.raise_bad(bad)
     return gradients

@@ -57,18 +57,10 @@ def launch(
             return results
         record = packing.pack(workspace, given, results)
         ids = (given.topk if tokens else None, None)
-        with workspace.chain.lock:
-            workspace.begin()
-            try:
-                launch_kernels([workspace], record, None, ids, num_sms)
-                if count_bad:
-                    count_bad_ids(workspace)
-            except BaseException as error:
-                if not alone:
-                    workspace.break_off(error)
-                raise
-            finally:
-                workspace.end()
+        with workspace.launching():
+            launch_kernels([workspace], record, None, ids, num_sms)
+            if count_bad:
+                count_bad_ids(workspace)
     if not alone:
         workspace.raise_bad(bad)
     return results

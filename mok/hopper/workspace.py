@@ -10,7 +10,8 @@ go on after a failed wait: what the rings hold then is unknown.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -220,6 +221,23 @@ class HopperWorkspace:
         """Called after a launch's kernels, on the same stream as begin."""
         if self.device.type == "cuda":
             self.chain.after(torch.cuda.current_stream(self.device))
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Around the kernels of one launch: in order with others, from `begin` to `end`.
+
+        With peers, a launch of which only some kernels have gone out breaks the workspace off.
+        """
+        with self.chain.lock:
+            self.begin()
+            try:
+                yield
+            except BaseException as error:
+                if self.sizes.ranks > 1:
+                    self.break_off(error)
+                raise
+            finally:
+                self.end()
 
     def close(self) -> None:
         """Refuses further launches. Memory goes when the object does, and no graph may need it.
