@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
-from mok.errors import InputError
 from mok.hopper import gradient_records, records
 from mok.hopper.backward_layout import BackwardLayout, make_backward_layout
 from mok.hopper.layout import Layout, Region, Segments
-from mok.hopper.support import capturing, refuse_capture
+from mok.hopper.support import capturing
 from mok.hopper.workspace import HopperWorkspace, arena, region_of
 from mok.launching import Kernel
 from mok.loading import load
@@ -142,36 +140,10 @@ def assemble_backward(
     return made
 
 
-def ensure_backward(
-    workspace: HopperWorkspace,
-    group: dist.ProcessGroup | None = None,
-    *,
-    segments: Segments | None = None,
-) -> BackwardMemory:
-    """The workspace's memory for backwards, made if it has none yet.
-
-    group: of its ranks, None for one rank alone; with a group the first call is collective.
-    segments: of the first call, None for the default. Raises what making a workspace does, and
-    InputError inside a capture unless the memory is there.
-    """
-    found = workspace.backward
-    if found is not None:
-        return found
-    workspace.raise_failed()
-    refuse_capture(workspace.device, REFUSED)
-    if workspace.sizes.ranks > 1:
-        if group is None:
-            raise InputError(
-                f"a workspace of {workspace.sizes.ranks} ranks without a group; allowed: the group "
-                "it was made with. Pass it."
-            )
-        from mok.hopper.symmetric import open_symmetric_backward
-
-        return open_symmetric_backward(workspace, group, segments=segments)
+def open_backward(workspace: HopperWorkspace, segments: Segments | None = None) -> BackwardMemory:
+    """The memory of one rank alone. Loads the kernels; raises what that raises."""
     layout = make_backward_layout(workspace.layout, segments)
     with torch.inference_mode(False), torch.no_grad():
         symmetric = arena(layout.symmetric_bytes, workspace.device)
         kernels = load_backward_kernels(workspace.device)
-        made = assemble_backward(workspace, layout, symmetric, (symmetric.data_ptr(),), kernels)
-    workspace.keep_backward(made)
-    return made
+        return assemble_backward(workspace, layout, symmetric, (symmetric.data_ptr(),), kernels)

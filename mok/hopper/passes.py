@@ -19,12 +19,12 @@ from mok.config import MoKConfig
 from mok.dispatch import Schedule, dispatch, rows_to_send
 from mok.hopper.backward import launch_backward
 from mok.hopper.backward_layout import choose_backward_segments
-from mok.hopper.backward_memory import ensure_backward
 from mok.hopper.backward_problem import BackwardProblem
 from mok.hopper.forward import launch
 from mok.hopper.gradient_records import WANT_ROUTED, WANT_SHARED
 from mok.hopper.layout import BLOCK, Segments, Sizes, choose_segments, saved_rows
 from mok.hopper.packing import Problem, Results
+from mok.hopper.pools import ensure_backward
 from mok.hopper.saved import padded_count, without_padding
 from mok.hopper.symmetric import agree_most
 from mok.hopper.workspace import HopperWorkspace

@@ -25,6 +25,7 @@ from mok.hopper.support import refuse_capture
 from mok.hopper.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from mok.hopper.backward_memory import BackwardMemory
     from mok.hopper.layout import Segments, Sizes
     from mok.hopper.tuned import Choice
     from mok.hopper.workspace import HopperWorkspace
@@ -226,3 +227,36 @@ def _open(
     from mok.hopper.symmetric import open_symmetric
 
     return open_symmetric(sizes, group, device, segments=segments, timeouts=timeouts, chain=chain)
+
+
+def ensure_backward(
+    workspace: HopperWorkspace,
+    group: dist.ProcessGroup | None = None,
+    *,
+    segments: Segments | None = None,
+) -> BackwardMemory:
+    """The workspace's memory for backwards, made if it has none yet.
+
+    group: of its ranks, None for one rank alone; with a group the first call is collective.
+    segments: of the first call, None for the default. Raises what making a workspace does, and
+    InputError inside a capture unless the memory is there.
+    """
+    found = workspace.backward
+    if found is not None:
+        return found
+    from mok.hopper import backward_memory
+
+    workspace.raise_failed()
+    refuse_capture(workspace.device, backward_memory.REFUSED)
+    if workspace.sizes.ranks > 1:
+        if group is None:
+            raise InputError(
+                f"a workspace of {workspace.sizes.ranks} ranks without a group; allowed: the group "
+                "it was made with. Pass it."
+            )
+        from mok.hopper.symmetric import open_symmetric_backward
+
+        return open_symmetric_backward(workspace, group, segments=segments)
+    made = backward_memory.open_backward(workspace, segments)
+    workspace.keep_backward(made)
+    return made

@@ -14,7 +14,6 @@ from mok.errors import ExchangeError, InputError, RoutingError
 from mok.hopper import backward, backward_memory, gradient_records, local_group, records
 from mok.hopper.backward import hold_kept, launch_backward, launch_backward_kernels
 from mok.hopper.backward_layout import make_backward_layout
-from mok.hopper.backward_memory import ensure_backward
 from mok.hopper.backward_problem import BackwardProblem, MainGradients
 from mok.hopper.forward import launch
 from mok.hopper.layout import saved_rows
@@ -25,6 +24,7 @@ from mok.hopper.local_group import (
     open_local_group_backward,
 )
 from mok.hopper.packing import Problem, Results, make_results
+from mok.hopper.pools import ensure_backward
 from mok.hopper.workspace import HopperWorkspace
 
 SCHEDULE = ["publish", "count", "scan", "place"]

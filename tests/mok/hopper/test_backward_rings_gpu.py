@@ -16,12 +16,12 @@ from mok.exact import same_bits
 from mok.hopper import gradient_records, records
 from mok.hopper.backward import launch_backward
 from mok.hopper.backward_layout import make_backward_layout
-from mok.hopper.backward_memory import ensure_backward
 from mok.hopper.backward_problem import WEIGHTS, BackwardProblem, Gradients, MainGradients
 from mok.hopper.forward import launch
 from mok.hopper.gradient_records import WANT_ROUTED, WANT_SHARED
 from mok.hopper.layout import BLOCK, Segments, make_layout, saved_rows
 from mok.hopper.packing import Problem, Results
+from mok.hopper.pools import ensure_backward
 from mok.hopper.support import device_problem
 from mok.hopper.workspace import HopperWorkspace
 

@@ -21,9 +21,9 @@ from mok import checks
 from mok.errors import InputError, UnsupportedError
 from mok.exact import exact_case, same_bits
 from mok.hopper import gradient_records, symmetric
-from mok.hopper.backward_memory import ensure_backward
 from mok.hopper.chains import Chain
 from mok.hopper.layout import Sizes
+from mok.hopper.pools import ensure_backward
 from mok.hopper.symmetric import Place, agree_range, open_symmetric
 from mok.hopper.timeouts import Timeouts
 
