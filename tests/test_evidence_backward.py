@@ -3,7 +3,6 @@ of each, its tables and goals."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 import torch
 from backward_fakes import simulated_backward
 from degree_script import load_backward_degrees, load_degrees, load_problem
-from gpu_scripts import FOLDER, gpu_scripts
+from gpu_scripts import check_contradicted, check_needed, gpu_scripts, load_script
 from hopper_fakes import Fakes, simulated_launch
 
 from mok.bench.document import ratios
@@ -31,20 +30,10 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
         yield loaded
 
 
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def many(scripts: dict[str, ModuleType]) -> Iterator[ModuleType]:
-    _script("endurance")
-    yield _script("backward_endurance")
+    load_script("endurance")
+    yield load_script("backward_endurance")
     for name in ("endurance", "backward_endurance"):
         del sys.modules[name]
 
@@ -142,7 +131,7 @@ def test_the_sanitizers_script_runs_and_names_a_wrong_gradient(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # else the script leaves it behind
-    script = _script("sanitize_backward")
+    script = load_script("sanitize_backward")
     try:
         assert script.backward_degrees is degrees
         facts = [degrees.Facts((script.T,), **FACTS)]
@@ -195,10 +184,11 @@ def test_every_gradient_has_to_have_one_digest(many: ModuleType) -> None:
     assert found == {**dict.fromkeys(many.GRADIENTS, 1), "d_gate": 2}
     assert not many.passed({**good, "outputs": found})
     assert not many.passed({**good, "outputs": {"d_x": 1}})
-    whole = many.chosen((), None)
+    chosen = many.endurance.chosen
+    whole = chosen((), None, many.BACKWARDS)
     assert sum(count for shape, count in whole if shape.name != "kimi-shard") >= 10_000
     assert (SHAPES["kimi-shard"], 200) in whole
-    assert many.chosen(("small",), 7) == [(SHAPES["small"], 7)]
+    assert chosen(("small",), 7, many.BACKWARDS) == [(SHAPES["small"], 7)]
 
 
 @pytest.mark.gpu
@@ -241,18 +231,12 @@ def trained(ranks: int, **more: Any) -> dict[str, Any]:
 
 def test_shapes_of_the_documents(scripts: dict[str, ModuleType], many: ModuleType) -> None:
     shapes = scripts["shapes"]
-    for part, row in (
-        ("backward-degrees", degree(4, 132)),
-        ("backward-endurance", endured(many, "small", 100, 0.1)),
-        ("training", trained(2)),
+    for part, row, optional in (
+        ("backward-degrees", degree(4, 132), ()),
+        ("backward-endurance", endured(many, "small", 100, 0.1), ("digest", "seconds")),
+        ("training", trained(2), ()),
     ):
-        assert shapes.DOCUMENTS[part]({"rows": [row]}, "it") is None
-        assert shapes.DOCUMENTS[part]({"rows": []}, "it") == "it.rows is empty"
-        for name in row:
-            if part == "backward-endurance" and name in ("digest", "seconds"):
-                continue
-            less = {key: value for key, value in row.items() if key != name}
-            assert shapes.DOCUMENTS[part]({"rows": [less]}, "it") == f"it.rows[0].{name} is missing"
+        check_needed(shapes.DOCUMENTS[part], row, optional)
 
 
 def test_a_part_that_passed_holds_no_row_that_failed(
@@ -269,10 +253,7 @@ def test_a_part_that_passed_holds_no_row_that_failed(
         ("training", trained(1), {"kernels": 399}),
         ("training", trained(1), {"kernels": 0, "wanted": 0}),
     ):
-        for shown, told in ((row, False), ({**row, **wrong}, True)):
-            step = {"exit": 0, "status": "passed", "seconds": 1.0, "document": {"rows": [shown]}}
-            problem = evidence._contradiction(part, "passed", {part: step})
-            assert (problem is not None) == told, problem
+        check_contradicted(evidence, part, row, wrong)
 
 
 def _cells(text: str) -> list[list[str]]:

@@ -5,7 +5,6 @@ Goals of the forward's speed as well, which rest on the benchmark's documents.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from bench_documents import bench_document
-from gpu_scripts import FOLDER, gpu_scripts
+from gpu_scripts import check_contradicted, check_needed, gpu_scripts, load_script
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,14 +34,8 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture(scope="module")
 def endurance(scripts: dict[str, ModuleType]) -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("endurance_script", FOLDER / "endurance.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    yield load_script("endurance")
+    del sys.modules["endurance"]
 
 
 def endured(endurance: ModuleType, shape: str, wanted: int, ms: float, **more: Any) -> Any:
@@ -119,12 +112,12 @@ def test_a_row_passes_with_one_digest_and_enough_forwards_under_load(
 
 
 def test_shapes_are_chosen_by_name(endurance: ModuleType) -> None:
-    whole = endurance.chosen((), None)
+    whole = endurance.chosen((), None, endurance.FORWARDS)
     assert sum(count for shape, count in whole if shape.name != "kimi-shard") >= 10_000
     assert (SHAPES["kimi-shard"], 300) in whole
-    assert endurance.chosen(("small",), 7) == [(SHAPES["small"], 7)]
+    assert endurance.chosen(("small",), 7, endurance.FORWARDS) == [(SHAPES["small"], 7)]
     with pytest.raises(InputError):
-        endurance.chosen(("nothing",), None)
+        endurance.chosen(("nothing",), None, endurance.FORWARDS)
 
 
 class FakeForward:
@@ -219,17 +212,9 @@ def test_forwards_have_one_digest_until_something_changes(endurance: ModuleType)
 
 def test_shapes_of_both_documents(scripts: dict[str, ModuleType], endurance: ModuleType) -> None:
     shapes = scripts["shapes"]
-    degrees = {"rows": [degree(4, 132)]}
-    many = {"rows": [endured(endurance, "small", 100, 0.1)]}
-    for part, document in (("degrees", degrees), ("endurance", many)):
-        assert shapes.DOCUMENTS[part](document, "it") is None
-        assert shapes.DOCUMENTS[part]({"rows": []}, "it") == "it.rows is empty"
-        for name in document["rows"][0]:
-            if name in ("longest_wait_us", "digest", "seconds"):
-                continue
-            (row,) = document["rows"]
-            less = {key: value for key, value in row.items() if key != name}
-            assert shapes.DOCUMENTS[part]({"rows": [less]}, "it") == f"it.rows[0].{name} is missing"
+    check_needed(shapes.DOCUMENTS["degrees"], degree(4, 132), ())
+    many = endured(endurance, "small", 100, 0.1)
+    check_needed(shapes.DOCUMENTS["endurance"], many, ("digest", "seconds"))
 
 
 def test_a_part_that_passed_holds_no_row_that_failed(
@@ -244,10 +229,7 @@ def test_a_part_that_passed_holds_no_row_that_failed(
         ("endurance", good, {"distinct": 2}),
         ("endurance", good, {"under_load": 99}),
     ):
-        for shown, told in ((row, False), ({**row, **wrong}, True)):
-            step = {"exit": 0, "status": "passed", "seconds": 1.0, "document": {"rows": [shown]}}
-            problem = evidence._contradiction(part, "passed", {part: step})
-            assert (problem is not None) == told, problem
+        check_contradicted(evidence, part, row, wrong)
 
 
 def test_a_line_of_degrees_holds_all_its_grids(scripts: dict[str, ModuleType]) -> None:

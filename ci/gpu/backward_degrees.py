@@ -16,10 +16,7 @@ kernels.
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +30,6 @@ from torch import Tensor
 
 from mok.hopper import gradient_records, records
 from mok.hopper.backward import launch_backward
-from mok.hopper.backward_memory import ensure_backward
 from mok.hopper.backward_problem import WEIGHTS, BackwardProblem, Gradients
 from mok.hopper.forward import launch
 from mok.hopper.gradient_records import WANT_ROUTED, WANT_SHARED
@@ -44,6 +40,7 @@ from mok.hopper.local_group import (
     open_local_group_backward,
 )
 from mok.hopper.packing import Problem, Results
+from mok.hopper.pools import ensure_backward
 from mok.hopper.workspace import HopperWorkspace
 from verify.inputs import generate
 
@@ -81,11 +78,7 @@ def _facts_of_rank(workspace: HopperWorkspace) -> dict[str, int]:
     assert memory is not None
     counters = workspace.words("counters")[: records.COUNTER_HEAD].tolist()
     blocks = counters[records.PLAN_BLOCKS]
-    placed = workspace.words("blocks")[:blocks].tolist()  # expert << 16 | valid rows
     segment_of = memory.words("segment_of")[:blocks].tolist()
-    segments: dict[int, set[int]] = {}
-    for word, segment in zip(placed, segment_of, strict=True):
-        segments.setdefault(word >> 16, set()).add(segment)
     groups = memory.words("groups").view(-1, 8)[: counters[records.PLAN_GROUPS]].tolist()
     cut = {
         expert
@@ -93,11 +86,8 @@ def _facts_of_rank(workspace: HopperWorkspace) -> dict[str, int]:
         if kind == gradient_records.BACK_WEIGHTS and part & gradient_records.PART_NUMBER
     }
     return {
-        "blocks": blocks,
+        **degrees.facts_of_blocks(workspace, blocks, segment_of),
         "wraps": max(0, blocks - 1) // memory.layout.ring,
-        "tails": sum(0 < word & 0xFFFF <= degrees.TAIL for word in placed),
-        "empty_experts": int((workspace.words("expert_rows") == 0).sum()),
-        "crossing": sum(len(some) > 1 for some in segments.values()),
         "parts": len(cut),
     }
 
@@ -271,32 +261,20 @@ def passed(row: dict[str, Any]) -> bool:
     return bool(row["equal"] and not row["lacking"])
 
 
+def rows_of(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The document's rows."""
+    base = make_base(problems.to_device(problems.whole_problem(), device), upstream().to(device))
+    for setting in degrees.settings():
+        yield row_of(base, setting)
+
+
 @click.command()
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
 def main(path: Path | None) -> None:
     """Every degree, segment size and grid on one GPU: bits of all gradients, and occurrences."""
-    device = device_or_exit()
-    began = time.perf_counter()
-    base = make_base(problems.to_device(problems.whole_problem(), device), upstream().to(device))
-    rows: list[dict[str, Any]] = []
-    for setting in degrees.settings():
-        row = row_of(base, setting)
-        rows.append(row)
-        told = "passed" if passed(row) else f"FAILED {row}"
-        click.echo(f"degree {row['degree']} segments {row['segments']} ctas {row['ctas']}: {told}")
-    document = {
-        "problem": {
-            name: getattr(problems, name) for name in ("T", "H", "I", "E", "K", "I_SHARED")
-        },
-        "rows": rows,
-        "passed": all(map(passed, rows)),
-        "seconds": round(time.perf_counter() - began, 1),
-    }
-    if path is not None:
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    failed = sum(not passed(row) for row in rows)
-    click.echo(f"degrees of the backward: {len(rows)} rows, {failed} failed")
-    sys.exit(1 if failed else 0)
+    problem = {name: getattr(problems, name) for name in ("T", "H", "I", "E", "K", "I_SHARED")}
+    rows = rows_of(device_or_exit())
+    degrees.judge("degrees of the backward", path, problem, rows, passed)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,16 @@ Exit code 0: one digest for each gradient of each shape, and enough backwards un
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import click
-import endurance  # both beside this file
+import endurance  # beside this file
 import torch
-from one_gpu import device_or_exit
 from torch import Tensor
 
 from mok.bench.layer_inputs import make_inputs
-from mok.bench.shapes import Shape, parse_shape
+from mok.bench.shapes import Shape
 from mok.hopper.support import BACKWARD_VARIABLE
 
 BACKWARDS = {"small": 5000, endurance.MEDIUM: 5000, "kimi-shard": 200}
@@ -71,36 +66,8 @@ def passed(row: dict[str, Any]) -> bool:
     return endurance.passed(row) and set(each) == set(GRADIENTS) and set(each.values()) == {1}
 
 
-def chosen(names: Sequence[str], backwards: int | None) -> list[tuple[Shape, int]]:
-    """Shapes, and how many backwards of each; those of BACKWARDS unless told."""
-    some = names or tuple(BACKWARDS)
-    return [(parse_shape(name), backwards or BACKWARDS.get(name, 1000)) for name in some]
-
-
-@click.command()
-@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--shape", "names", multiple=True, metavar="NAME|T=..,E=..,H=..,I=..,K=..")
-@click.option("--backwards", type=click.IntRange(1), help="Of each shape.")
-def main(path: Path | None, names: tuple[str, ...], backwards: int | None) -> None:
-    """Count the distinct digests of many backwards' gradients under load."""
-    from mok.errors import InputError
-
-    try:
-        wanted = chosen(names, backwards)
-    except InputError as error:
-        raise click.UsageError(str(error)) from error
-    device = device_or_exit()
-    os.environ[BACKWARD_VARIABLE] = "1"
-    document: dict[str, Any] = {"calls": f"1 of {endurance.CALLS}, the others replays", "rows": []}
-    for shape, count in wanted:
-        row = endurance.measure(shape, count, device, click.echo, Backward)
-        document["rows"].append(row)
-        click.echo(f"{shape.name}: {row}")
-        if path is not None:  # a run that is cut short keeps what it had
-            text = json.dumps(document, indent=1, allow_nan=False)
-            path.write_text(f"{text}\n", encoding="utf-8")
-    sys.exit(0 if all(map(passed, document["rows"])) else 1)
-
+main = endurance.command(endurance.Calls("backwards", BACKWARDS, Backward, passed))
 
 if __name__ == "__main__":
+    os.environ[BACKWARD_VARIABLE] = "1"
     main()

@@ -18,7 +18,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,20 +90,29 @@ def facts_of(workspaces: Sequence[HopperWorkspace], tokens: Sequence[int]) -> Fa
 
 def _facts_of_rank(workspace: HopperWorkspace) -> dict[str, int]:
     blocks = int(workspace.words("counters")[records.PLAN_BLOCKS])
-    placed = workspace.words("blocks")[:blocks].tolist()  # expert << 16 | valid rows
     segment_of = [
         index
         for index, group in enumerate(one for one in groups_of(workspace) if one.kind == UP)
         for _ in range(group.blocks)
     ]
+    layout = workspace.layout
+    return {
+        "wraps_x": max(0, blocks - 1) // layout.ring_x,
+        "wraps_h": max(0, blocks - 1) // layout.ring_h,
+        **facts_of_blocks(workspace, blocks, segment_of),
+    }
+
+
+def facts_of_blocks(
+    workspace: HopperWorkspace, blocks: int, segment_of: Sequence[int]
+) -> dict[str, int]:
+    """What a rank's blocks say, by names as in `Facts`. segment_of: the segment of each."""
+    placed = workspace.words("blocks")[:blocks].tolist()  # expert << 16 | valid rows
     segments: dict[int, set[int]] = {}
     for word, segment in zip(placed, segment_of, strict=True):
         segments.setdefault(word >> 16, set()).add(segment)
-    layout = workspace.layout
     return {
         "blocks": blocks,
-        "wraps_x": max(0, blocks - 1) // layout.ring_x,
-        "wraps_h": max(0, blocks - 1) // layout.ring_h,
         "tails": sum(0 < word & 0xFFFF <= TAIL for word in placed),
         "empty_experts": int((workspace.words("expert_rows") == 0).sum()),
         "crossing": sum(len(some) > 1 for some in segments.values()),
@@ -293,32 +302,49 @@ def passed(row: dict[str, Any]) -> bool:
     return bool(row["equal"] and not row["lacking"] and not row["broken"])
 
 
-@click.command()
-@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
-def main(path: Path | None) -> None:
-    """Every degree, segment size and grid on one GPU: bits, occurrences, and logs of tickets."""
-    device = device_or_exit()
+def judge(
+    title: str,
+    path: Path | None,
+    problem: Mapping[str, int],
+    rows: Iterable[dict[str, Any]],
+    passed: Callable[[dict[str, Any]], bool],
+) -> None:
+    """Tells of each row as it comes, writes the document, and ends with 1 if a row did not pass."""
     began = time.perf_counter()
-    whole = to_device(whole_problem(), device)
-    rows: list[dict[str, Any]] = []
-    base: Tensor | None = None
-    for setting in settings():
-        row, out = row_of(whole, base, setting)
-        base = out if base is None else base
-        rows.append(row)
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        found.append(row)
         told = "passed" if passed(row) else f"FAILED {row}"
         click.echo(f"degree {row['degree']} segments {row['segments']} ctas {row['ctas']}: {told}")
     document = {
-        "problem": {"T": T, "H": H, "I": I, "E": E, "K": K, "shared": I_SHARED},
-        "rows": rows,
-        "passed": all(map(passed, rows)),
+        "problem": problem,
+        "rows": found,
+        "passed": all(map(passed, found)),
         "seconds": round(time.perf_counter() - began, 1),
     }
     if path is not None:
         path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    failed = sum(not passed(row) for row in rows)
-    click.echo(f"degrees: {len(rows)} rows, {failed} failed, {document['seconds']} s")
+    failed = sum(not passed(row) for row in found)
+    click.echo(f"{title}: {len(found)} rows, {failed} failed, {document['seconds']} s")
     sys.exit(1 if failed else 0)
+
+
+def rows_of(device: torch.device) -> Iterator[dict[str, Any]]:
+    """The document's rows."""
+    whole = to_device(whole_problem(), device)
+    base: Tensor | None = None
+    for setting in settings():
+        row, out = row_of(whole, base, setting)
+        base = out if base is None else base
+        yield row
+
+
+@click.command()
+@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
+def main(path: Path | None) -> None:
+    """Every degree, segment size and grid on one GPU: bits, occurrences, and logs of tickets."""
+    problem = {"T": T, "H": H, "I": I, "E": E, "K": K, "shared": I_SHARED}
+    judge("degrees", path, problem, rows_of(device_or_exit()), passed)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -255,36 +255,55 @@ def passed(row: dict[str, Any]) -> bool:
     return bool(row["distinct"] == 1 and row["under_load"] >= row["wanted"] > 0)
 
 
-def chosen(names: Sequence[str], forwards: int | None) -> list[tuple[Shape, int]]:
-    """Shapes, and how many forwards of each; those of FORWARDS unless told. InputError for others
-    than mok.bench.shapes knows."""
-    some = names or tuple(FORWARDS)
-    return [(parse_shape(name), forwards or FORWARDS.get(name, 1000)) for name in some]
+def chosen(
+    names: Sequence[str], count: int | None, counts: Mapping[str, int]
+) -> list[tuple[Shape, int]]:
+    """Shapes, and how many calls of each; those of `counts` unless told. InputError for others than
+    mok.bench.shapes knows."""
+    some = names or tuple(counts)
+    return [(parse_shape(name), count or counts.get(name, 1000)) for name in some]
 
 
-@click.command()
-@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--shape", "names", multiple=True, metavar="NAME|T=..,E=..,H=..,I=..,K=..")
-@click.option("--forwards", type=click.IntRange(1), help="Of each shape.")
-def main(path: Path | None, names: tuple[str, ...], forwards: int | None) -> None:
-    """Count the distinct digests of many forwards under load."""
-    from mok.errors import InputError
+@dataclass(frozen=True)
+class Calls:
+    """What is called many times. name: in words and as an option. counts: of each shape, unless
+    told. make: what is launched. passed: whether a row shows what it should."""
 
-    try:
-        wanted = chosen(names, forwards)
-    except InputError as error:
-        raise click.UsageError(str(error)) from error
-    device = device_or_exit()
-    document: dict[str, Any] = {"calls": f"1 of {CALLS}, the others replays", "rows": []}
-    for shape, count in wanted:
-        row = measure(shape, count, device, click.echo)
-        document["rows"].append(row)
-        click.echo(f"{shape.name}: {row}")
-        if path is not None:  # a run that is cut short keeps what it had
-            text = json.dumps(document, indent=1, allow_nan=False)
-            path.write_text(f"{text}\n", encoding="utf-8")
-    sys.exit(0 if all(map(passed, document["rows"])) else 1)
+    name: str
+    counts: Mapping[str, int]
+    make: Callable[[Shape, torch.device, int], Recorded]
+    passed: Callable[[dict[str, Any]], bool]
 
+
+def command(calls: Calls) -> click.Command:
+    """The command line of a script that measures these."""
+
+    @click.command(help=f"Count the distinct digests of many {calls.name} under load.")
+    @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
+    @click.option("--shape", "names", multiple=True, metavar="NAME|T=..,E=..,H=..,I=..,K=..")
+    @click.option(f"--{calls.name}", "each", type=click.IntRange(1), help="Of each shape.")
+    def main(path: Path | None, names: tuple[str, ...], each: int | None) -> None:
+        from mok.errors import InputError
+
+        try:
+            wanted = chosen(names, each, calls.counts)
+        except InputError as error:
+            raise click.UsageError(str(error)) from error
+        device = device_or_exit()
+        document: dict[str, Any] = {"calls": f"1 of {CALLS}, the others replays", "rows": []}
+        for shape, count in wanted:
+            row = measure(shape, count, device, click.echo, calls.make)
+            document["rows"].append(row)
+            click.echo(f"{shape.name}: {row}")
+            if path is not None:  # a run that is cut short keeps what it had
+                text = json.dumps(document, indent=1, allow_nan=False)
+                path.write_text(f"{text}\n", encoding="utf-8")
+        sys.exit(0 if all(map(calls.passed, document["rows"])) else 1)
+
+    return main
+
+
+main = command(Calls("forwards", FORWARDS, Forward, passed))
 
 if __name__ == "__main__":
     main()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
-from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).parents[2] / "ci" / "gpu"
+from gpu_scripts import load_script
 
 
 def load_problem() -> ModuleType:
@@ -29,13 +27,4 @@ def load_backward_degrees() -> ModuleType:
 
 
 def _load(name: str) -> ModuleType:
-    found = sys.modules.get(name)
-    if found is not None:
-        return found
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return sys.modules.get(name) or load_script(name)

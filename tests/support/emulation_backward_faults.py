@@ -7,23 +7,12 @@ anew. Values that are wrong whatever the schedule need no fault here: the exact 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from emulation_faults import Fault
 
 PRODUCER, MOVERS = "moe/backward/producer.cuh", "moe/backward/movers.cuh"
 HIDDEN, WEIGHTS = "moe/backward/hidden.cuh", "moe/backward/weights.cuh"
 SWIGLU, KERNEL = "moe/backward/swiglu.cuh", "moe/backward.cu"
 SUMS = "moe/backward/sums.cuh"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A replacement in one source, and the example that shows it within a few seeds."""
-
-    file: str
-    old: str
-    new: str
-    example: str
-    expected: str = ""  # a part of what is reported
 
 
 FAULTS = {

@@ -189,3 +189,12 @@ def find_faults(
                 kinds["deadlock"] += 1
         kinds.update({f"{v.kind}: {v.where.split()[0]}" for v in simulation.memory.violations})
     return kinds
+
+
+def check_all_once(routings: tuple[Routing, ...], setting: Setting) -> None:
+    """Every launch ends as it should, and every event of its log occurs once."""
+    simulation = Simulation(routings, setting).run()
+    simulation.check_end()
+    for epoch, log in simulation.logs.items():
+        events = Counter((who >> 24, what, where >> 24) for who, what, where, _ in log)
+        assert set(events.values()) == {1}, epoch

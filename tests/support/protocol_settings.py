@@ -95,3 +95,21 @@ class Setting:
     chosen: int
     seed: int
     backward: BackwardSetting | None = None
+
+
+PLAIN = Setting(
+    slots=2,
+    columns_up=2,
+    columns_down=2,
+    shared=False,
+    extra_x=0,
+    extra_h=0,
+    resident=1,
+    grid=1,
+    movers=3,
+    depth=1,
+    local=False,
+    policy="random",
+    chosen=0,
+    seed=0,
+)

@@ -7,6 +7,7 @@ FOLDER, where their output is as well.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -85,3 +86,39 @@ def ends_well(folder: Path, rank: int, ranks: list[subprocess.Popen[str]]) -> No
         pytest.fail(f"does not end: {_told(folder, 0)}{_told(folder, 1)}")
     assert code == 0, _told(folder, rank)
     assert f"rank {rank} checked everything" in _told(folder, rank)
+
+
+# ---- scenarios that both directions have; worker and folder as of `two_ranks` --------------------
+
+
+def both_end_well(worker: Path, scenario: str, folder: Path) -> None:
+    """Nobody is missing."""
+    with two_ranks(worker, scenario, folder) as ranks:
+        for rank in range(2):
+            ends_well(folder, rank, ranks)
+
+
+def one_is_killed_anywhere(worker: Path, after: float, folder: Path) -> None:
+    """Rank 1 is killed so many seconds after both began to launch without pause."""
+    with two_ranks(worker, "killed_anywhere", folder) as ranks:
+        for rank in range(2):
+            wait_for(folder, f"ready-{rank}", ranks)
+        time.sleep(after)
+        (folder / "killing").touch()
+        time.sleep(0.2)  # rank 0 sees it
+        ranks[1].kill()
+        ranks[1].wait()
+        ends_well(folder, 0, ranks)
+
+
+def one_is_stopped(worker: Path, folder: Path) -> None:
+    """Rank 1 is stopped, and goes on when rank 0 has given up."""
+    with two_ranks(worker, "stopped", folder) as ranks:
+        wait_for(folder, "ready", ranks)
+        ranks[1].send_signal(signal.SIGSTOP)
+        (folder / "done").touch()
+        wait_for(folder, "waited", ranks)
+        (folder / "go on").touch()
+        ranks[1].send_signal(signal.SIGCONT)
+        for rank in range(2):
+            ends_well(folder, rank, ranks)

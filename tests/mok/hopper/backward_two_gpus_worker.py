@@ -8,11 +8,10 @@ imported by pytest: it collects nothing.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,22 +20,18 @@ import two_gpus_worker as both
 from hopper_runs import random_inputs, random_upstream
 from sync_debug import synchronising_raises
 from torch import Tensor
-from two_gpus_worker import LIMITS, MARGIN, Job, Withheld, part, raises, room, small
+from two_gpus_worker import GENEROUS, LIMITS, Gather, Job, Withheld, part, room, small
 
 import mok
 from mok import functional, reference
 from mok.config import MoKConfig
-from mok.endings import end_process
-from mok.errors import ExchangeError
 from mok.exact import ExactCase, exact_case, same_bits
-from mok.functional import Timeouts
 from mok.hopper import passes
 from mok.hopper.support import BACKWARD_VARIABLE
 from mok.reference import MoEInputs
 
 NAMES = ("x", "router_weights", "w_gate", "w_up", "w_down")
 SHARED = ("w_shared_gate", "w_shared_up", "w_shared_down")
-GENEROUS = Timeouts(60.0, 30.0)
 Step = Callable[[], dict[str, Tensor]]
 
 
@@ -200,37 +195,18 @@ def without_waiting(job: Job) -> None:
 
 
 def gather_order(job: Job) -> None:
-    """An all-gather before the backward on one rank, on another stream after it on the other."""
+    """All-gathers and the backward start in different orders on both ranks."""
     job.join("nccl")
     case = small()
     room(case, job.rank, timeouts=GENEROUS)
     call, _ = own_call(case, job.rank)
     wanted = wanted_of(case, job.rank)
-    side = torch.cuda.Stream()
-    mine = torch.full((1 << 22,), job.rank + 1.0, device="cuda")
-    gathered = torch.empty(2, 1 << 22, device="cuda")
-    with torch.cuda.stream(side):
-        dist.all_gather_into_tensor(gathered.view(-1), mine)
+    gather = Gather(job.rank)
     expect(call.both(), wanted)
     for turn in range(40):
         dist.barrier()
-        gathered.zero_()
         out = call.forward()
-        torch.cuda.synchronize()
-        began = time.monotonic()
-        if turn % 2 == job.rank:
-            # Nothing of this rank's backward starts before the other rank's all-gather has.
-            dist.all_gather_into_tensor(gathered.view(-1), mine)
-            found = call.backward(out)
-        else:
-            found = call.backward(out)
-            time.sleep(0.01)  # it holds its multiprocessors by now
-            with torch.cuda.stream(side):
-                dist.all_gather_into_tensor(gathered.view(-1), mine)
-        torch.cuda.synchronize()
-        assert time.monotonic() - began < 10.0, turn
-        expect(found, wanted, turn)
-        assert (gathered[0].eq(1.0).all() & gathered[1].eq(2.0).all()).item(), turn
+        expect(gather.beside(functools.partial(call.backward, out), turn), wanted, turn)
     room(case, job.rank).check()
     leave()
 
@@ -249,19 +225,11 @@ def prepared(job: Job) -> tuple[ExactCase, Step]:
 
 
 def gives_up(job: Job, case: ExactCase, backward: Step, pattern: str, limit: float) -> None:
-    """A backward whose peer does not come ends in time, and everything after it is refused."""
+    """A backward whose peer does not come."""
     place = room(case, job.rank)
     call, _ = own_call(case, job.rank)
-    began = time.monotonic()
-    backward()
-    torch.cuda.synchronize()
-    took = time.monotonic() - began
-    print(f"rank {job.rank} gave up after {took:.2f} s", flush=True)
-    assert limit * 0.9 < took < limit + MARGIN
-    for refused in (call.forward, call.forward, place.check):
-        began = time.monotonic()
-        raises(ExchangeError, pattern, refused)
-        assert time.monotonic() - began < 1.0
+    refused = (call.forward, call.forward, place.check)
+    both.ends_in_time(job.rank, backward, refused, pattern, limit)
 
 
 def killed_before(job: Job) -> None:
@@ -298,31 +266,14 @@ def killed_inside(job: Job) -> None:
 
 
 def killed_anywhere(job: Job) -> None:
-    """Rank 1 is killed while both train without pause; rank 0 says so soon after."""
+    """Rank 1 is killed while both train without pause."""
     case, _ = prepared(job)
     x, topk, router, *weights = both.large(job.rank)
     leaves = dict(zip(NAMES, (x, router, *weights), strict=True))
     for leaf in leaves.values():
         leaf.requires_grad_()
     large = Call(leaves, topk, torch.randn_like(x), None)
-    large.both()
-    job.tell(f"ready-{job.rank}")
-    until = time.monotonic() + 90.0
-    killed, told = 0.0, ""
-    while not told:
-        assert time.monotonic() < until, "nobody noticed"
-        try:
-            large.both()
-            torch.cuda.synchronize()
-        except ExchangeError as error:
-            told = str(error)
-        if not killed and (job.folder / "killing").exists():
-            killed = time.monotonic()
-    took = time.monotonic() - killed
-    print(f"rank {job.rank} gave up {took:.2f} s after the kill: {told}", flush=True)
-    assert job.rank == 0
-    assert took < max(LIMITS.enter, LIMITS.inside) + MARGIN
-    assert "rank 1" in told
+    both.until_missed(job, large.both)
     both.alone_again(case, job)
 
 
@@ -345,23 +296,11 @@ def stopped(job: Job) -> None:
     leave()
 
 
-SCENARIOS: Mapping[str, Callable[[Job], None]] = {
-    one.__name__: one
-    for one in (
-        *(exact_gradients, bits_of_one_rank, without_waiting, gather_order),
-        *(killed_before, killed_inside, killed_anywhere, stopped),
-    )
-}
-
-
-def main() -> None:
-    name, rank, port, folder = sys.argv[1:]
-    SCENARIOS[name](Job(int(rank), int(port), Path(folder)))
-    print(f"rank {rank} checked everything", flush=True)
-
+SCENARIOS = (
+    *(exact_gradients, bits_of_one_rank, without_waiting, gather_order),
+    *(killed_before, killed_inside, killed_anywhere, stopped),
+)
 
 if __name__ == "__main__":
-    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     os.environ[BACKWARD_VARIABLE] = "1"
-    main()
-    end_process()
+    both.main(SCENARIOS)

@@ -6,11 +6,12 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import protocol_settings
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from protocol_backward import Backward
-from protocol_cases import backward_cases, find_faults, make_routing
+from protocol_cases import backward_cases, check_all_once, find_faults, make_routing
 from protocol_scheduler import Broken
 from protocol_settings import BackwardSetting, Routing, Rules, Setting
 from protocol_simulation import Simulation
@@ -43,23 +44,7 @@ from mok.hopper.schedule_model import cut_segments
 
 QUICK = [HealthCheck.too_slow]
 COLUMNS = Columns(2, 1, 2, 3, 1, 1, 2)
-PLAIN = Setting(
-    slots=2,
-    columns_up=2,
-    columns_down=2,
-    shared=False,
-    extra_x=0,
-    extra_h=0,
-    resident=1,
-    grid=1,
-    movers=3,
-    depth=1,
-    local=False,
-    policy="random",
-    chosen=0,
-    seed=0,
-    backward=BackwardSetting(Segments(2, 2), 2, COLUMNS),
-)
+PLAIN = replace(protocol_settings.PLAIN, backward=BackwardSetting(Segments(2, 2), 2, COLUMNS))
 # Short segments and many CTAs, so that tiles of several segments are at work together.
 BUSY = replace(
     PLAIN,
@@ -200,11 +185,7 @@ def test_a_part_of_weights_knows_its_expert_and_its_rows() -> None:
 def test_every_launch_ends_and_every_gradient_comes_once(
     case: tuple[tuple[Routing, ...], Setting],
 ) -> None:
-    simulation = Simulation(*case).run()
-    simulation.check_end()
-    for epoch, log in simulation.logs.items():
-        events = Counter((who >> 24, what, where >> 24) for who, what, where, _ in log)
-        assert set(events.values()) == {1}, epoch
+    check_all_once(*case)
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=QUICK)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import random
 import re
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import emulation
@@ -27,6 +25,7 @@ from emulation_cases import (
     problems_of,
     split,
 )
+from emulation_faults import Fault, changed_sources, check_seen
 
 from mok import reference
 from mok.exact import same_bits
@@ -196,12 +195,8 @@ def _logged(emulator: Emulator, degree: int) -> tuple[torch.Tensor, Replay, str]
 
 def _with_log(emulator: Emulator, folder: Path, *changes: tuple[str, str, str]) -> Emulator:
     """Kernels that log their tickets, after (file, old, new) in their sources."""
-    csrc = folder / "csrc"
-    shutil.copytree(emulation.CSRC, csrc)
-    for file, old, new in (("moe/log.cuh", "#define LOG 0", "#define LOG 1"), *changes):
-        text = (csrc / file).read_text()
-        assert old in text, "the source changed"
-        (csrc / file).write_text(text.replace(old, new, 1))
+    logs = ("moe/log.cuh", "#define LOG 0", "#define LOG 1")
+    csrc = changed_sources(folder, logs, *changes)
     return emulation.add_kernels(emulator, folder, csrc, ("forward", "forward_group"))
 
 
@@ -253,17 +248,6 @@ def test_missing_peer_ends_in_a_record(
 
 CONSUMER, PRODUCER = "moe/consumer.cuh", "moe/producer.cuh"
 MOVERS, TELLER = "moe/movers.cuh", "moe/teller.cuh"
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A replacement in one source, and the example that shows it within a few seeds."""
-
-    file: str
-    old: str
-    new: str
-    example: str
-    expected: str  # a part of what is reported
 
 
 FAULTS = {
@@ -342,20 +326,15 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_faults_are_seen(emulator: Emulator, tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
-    shutil.copytree(emulation.CSRC, tmp_path / "csrc")
-    source = tmp_path / "csrc" / fault.file
-    text = source.read_text()
-    assert fault.old in text, "the source changed: plant the fault anew"
-    source.write_text(text.replace(fault.old, fault.new, 1))
-    planted = emulation.add_kernels(emulator, tmp_path, tmp_path / "csrc", ("forward",))
+    csrc = changed_sources(tmp_path, (fault.file, fault.old, fault.new))
+    planted = emulation.add_kernels(emulator, tmp_path, csrc, ("forward",))
     chosen = EXAMPLES[fault.example]
-    for seed in range(24):
+
+    def problems_with(seed: int) -> list[str]:
         knobs = Knobs(**{**vars(chosen.knobs), "seed": seed})
-        found = problems_of(Example(chosen.launches, knobs), planted)
-        if any(fault.expected in line for line in found):
-            return
-        assert not found or fault.expected, found
-    pytest.fail("not seen with 24 seeds")
+        return problems_of(Example(chosen.launches, knobs), planted)
+
+    check_seen(fault, problems_with)
 
 
 @pytest.mark.parametrize("ring", ["ring_x", "ring_h"])

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from protocol_cases import cases, cut, find_faults, make_routing
+from protocol_cases import cases, check_all_once, cut, find_faults, make_routing
 from protocol_scheduler import Broken
-from protocol_settings import Routing, Rules, Setting
+from protocol_settings import PLAIN, Routing, Rules, Setting
 from protocol_simulation import Simulation
 
 from mok.errors import InputError
@@ -32,22 +32,6 @@ from mok.hopper.protocol import (
 )
 
 QUICK = [HealthCheck.too_slow]
-PLAIN = Setting(
-    slots=2,
-    columns_up=2,
-    columns_down=2,
-    shared=False,
-    extra_x=0,
-    extra_h=0,
-    resident=1,
-    grid=1,
-    movers=3,
-    depth=1,
-    local=False,
-    policy="random",
-    chosen=0,
-    seed=0,
-)
 
 
 # --- the rules
@@ -121,11 +105,7 @@ def test_rings_that_are_too_small_are_refused() -> None:
 def test_every_launch_ends_and_nothing_is_read_or_written_out_of_turn(
     case: tuple[tuple[Routing, ...], Setting],
 ) -> None:
-    simulation = Simulation(*case).run()
-    simulation.check_end()
-    for epoch, log in simulation.logs.items():
-        events = Counter((who >> 24, what, where >> 24) for who, what, where, _ in log)
-        assert set(events.values()) == {1}, epoch
+    check_all_once(*case)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=QUICK)

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-import signal
 import time
 from pathlib import Path
 
 import pytest
-from two_gpus import ends_well, two_ranks, wait_for
+from two_gpus import (
+    both_end_well,
+    ends_well,
+    one_is_killed_anywhere,
+    one_is_stopped,
+    two_ranks,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.gpus(2), pytest.mark.slow]
 
-_ranks = functools.partial(two_ranks, Path(__file__).with_name("two_gpus_worker.py"))
+WORKER = Path(__file__).with_name("two_gpus_worker.py")
 
 
 @pytest.mark.parametrize("scenario", ["without_waiting", "gather_order"])
 def test_both_ranks_check_everything(scenario: str, tmp_path: Path) -> None:
-    with _ranks(scenario, tmp_path) as ranks:
-        for rank in range(2):
-            ends_well(tmp_path, rank, ranks)
+    both_end_well(WORKER, scenario, tmp_path)
 
 
 def test_a_peer_that_was_killed_before_a_launch_is_missed_by_name(tmp_path: Path) -> None:
-    with _ranks("killed_before", tmp_path) as ranks:
+    with two_ranks(WORKER, "killed_before", tmp_path) as ranks:
         wait_for(tmp_path, "ready", ranks)
         ranks[1].kill()
         ranks[1].wait()
@@ -32,7 +35,7 @@ def test_a_peer_that_was_killed_before_a_launch_is_missed_by_name(tmp_path: Path
 
 
 def test_a_peer_that_is_killed_inside_a_launch_is_missed_by_name(tmp_path: Path) -> None:
-    with _ranks("killed_inside", tmp_path) as ranks:
+    with two_ranks(WORKER, "killed_inside", tmp_path) as ranks:
         wait_for(tmp_path, "ready", ranks)
         time.sleep(0.5)  # rank 0 waits in its launch
         ranks[1].kill()
@@ -44,24 +47,8 @@ def test_a_peer_that_is_killed_inside_a_launch_is_missed_by_name(tmp_path: Path)
 
 @pytest.mark.parametrize("after", [0.5, 0.87, 1.31])
 def test_a_peer_that_is_killed_at_any_moment_is_missed(after: float, tmp_path: Path) -> None:
-    with _ranks("killed_anywhere", tmp_path) as ranks:
-        for rank in range(2):
-            wait_for(tmp_path, f"ready-{rank}", ranks)
-        time.sleep(after)
-        (tmp_path / "killing").touch()
-        time.sleep(0.2)  # rank 0 sees it
-        ranks[1].kill()
-        ranks[1].wait()
-        ends_well(tmp_path, 0, ranks)
+    one_is_killed_anywhere(WORKER, after, tmp_path)
 
 
 def test_a_peer_that_is_stopped_counts_like_a_dead_one_and_may_come_back(tmp_path: Path) -> None:
-    with _ranks("stopped", tmp_path) as ranks:
-        wait_for(tmp_path, "ready", ranks)
-        ranks[1].send_signal(signal.SIGSTOP)
-        (tmp_path / "done").touch()
-        wait_for(tmp_path, "waited", ranks)
-        (tmp_path / "go on").touch()
-        ranks[1].send_signal(signal.SIGCONT)
-        for rank in range(2):
-            ends_well(tmp_path, rank, ranks)
+    one_is_stopped(WORKER, tmp_path)

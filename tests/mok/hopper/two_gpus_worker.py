@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -31,9 +32,11 @@ from mok.functional import Timeouts
 from mok.hopper import forward
 
 LIMITS = Timeouts(enter=4.0, inside=2.0)
+GENEROUS = Timeouts(60.0, 30.0)
 MARGIN = 6.0
 """Seconds that a launch may take beyond its time-out: other work of host and device."""
 SPLIT = 37
+Found = TypeVar("Found")
 
 
 class Job:
@@ -107,20 +110,35 @@ def raises(kind: type[MoKError], pattern: str, call: Callable[[], object]) -> No
         call()
 
 
-def gives_up(case: ExactCase, rank: int, pattern: str, limit: float) -> None:
+def ends_in_time(
+    rank: int,
+    launch: Callable[[], object],
+    refused: Iterable[Callable[[], object]],
+    pattern: str,
+    limit: float,
+) -> None:
     """A launch whose peer does not come ends in time, and everything after it is refused."""
-    _, given = part(case, rank)
-    place = room(case, rank)
     began = time.monotonic()
-    layer(given)
+    launch()
     torch.cuda.synchronize()
     took = time.monotonic() - began
     print(f"rank {rank} gave up after {took:.2f} s", flush=True)
     assert limit * 0.9 < took < limit + MARGIN
-    for call in (lambda: layer(given), lambda: layer(given), place.check):
+    for call in refused:
         began = time.monotonic()
         raises(ExchangeError, pattern, call)
         assert time.monotonic() - began < 1.0
+
+
+def gives_up(case: ExactCase, rank: int, pattern: str, limit: float) -> None:
+    """A forward whose peer does not come."""
+    _, given = part(case, rank)
+    place = room(case, rank)
+
+    def call() -> torch.Tensor:
+        return layer(given)
+
+    ends_in_time(rank, call, (call, call, place.check), pattern, limit)
 
 
 def alone_again(case: ExactCase, job: Job) -> None:
@@ -207,21 +225,16 @@ def large(rank: int) -> list[torch.Tensor]:
     ]
 
 
-def killed_anywhere(job: Job) -> None:
-    """Rank 1 is killed while both launch without pause; rank 0 says so soon after."""
-    job.join()
-    case = small()
-    room(case, job.rank, timeouts=LIMITS)
-    exact(case, job.rank)
-    given = large(job.rank)
-    layer(given)
+def until_missed(job: Job, call: Callable[[], object]) -> None:
+    """Rank 1 is killed while both call without pause; rank 0 says so soon after."""
+    call()
     job.tell(f"ready-{job.rank}")
     until = time.monotonic() + 90.0
     killed, told = 0.0, ""
     while not told:
         assert time.monotonic() < until, "nobody noticed"
         try:
-            layer(given)
+            call()
             torch.cuda.synchronize()
         except ExchangeError as error:
             told = str(error)
@@ -232,6 +245,16 @@ def killed_anywhere(job: Job) -> None:
     assert job.rank == 0
     assert took < max(LIMITS.enter, LIMITS.inside) + MARGIN
     assert "rank 1" in told
+
+
+def killed_anywhere(job: Job) -> None:
+    """Rank 1 is killed while both launch without pause."""
+    job.join()
+    case = small()
+    room(case, job.rank, timeouts=LIMITS)
+    exact(case, job.rank)
+    given = large(job.rank)
+    until_missed(job, lambda: layer(given))
     alone_again(case, job)
 
 
@@ -266,39 +289,56 @@ def stopped(job: Job) -> None:
     dist.destroy_process_group()
 
 
+class Gather:
+    """An all-gather of both ranks beside launches of the layer."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.side = rank, torch.cuda.Stream()
+        self.mine = torch.full((1 << 22,), rank + 1.0, device="cuda")
+        self.found = torch.empty(2, 1 << 22, device="cuda")
+        self._on_side()
+
+    def _start(self) -> None:
+        dist.all_gather_into_tensor(self.found.view(-1), self.mine)
+
+    def _on_side(self) -> None:
+        with torch.cuda.stream(self.side):
+            self._start()
+
+    def beside(self, launch: Callable[[], Found], turn: int) -> Found:
+        """It comes before the launch on one rank, and on another stream after it on the other."""
+        self.found.zero_()
+        torch.cuda.synchronize()
+        began = time.monotonic()
+        if turn % 2 == self.rank:
+            # Nothing of this rank's launch starts before the other rank's all-gather has.
+            self._start()
+            given = launch()
+        else:
+            given = launch()
+            time.sleep(0.01)  # it holds its multiprocessors by now
+            self._on_side()
+        torch.cuda.synchronize()
+        assert time.monotonic() - began < 10.0, turn
+        assert (self.found[0].eq(1.0).all() & self.found[1].eq(2.0).all()).item(), turn
+        return given
+
+
 def gather_order(job: Job) -> None:
-    """An all-gather before the layer on one rank, and on another stream after it on the other."""
+    """All-gathers and the layer start in different orders on both ranks."""
     job.join("nccl")
     case = small()
-    room(case, job.rank, timeouts=Timeouts(60.0, 30.0))
+    room(case, job.rank, timeouts=GENEROUS)
     rows, given = part(case, job.rank)
-    side = torch.cuda.Stream()
-    mine = torch.full((1 << 22,), job.rank + 1.0, device="cuda")
-    found = torch.empty(2, 1 << 22, device="cuda")
-    with torch.cuda.stream(side):
-        dist.all_gather_into_tensor(found.view(-1), mine)
+    gather = Gather(job.rank)
     layer(given)
     torch.cuda.synchronize()
     for turn in range(40):
         config = MoKConfig(num_sms=120 if turn % 4 < 2 else 0)
         dist.barrier()
         torch.cuda.synchronize()
-        found.zero_()
-        torch.cuda.synchronize()
-        began = time.monotonic()
-        if turn % 2 == job.rank:
-            # Nothing of this rank's layer starts before the other rank's all-gather has.
-            dist.all_gather_into_tensor(found.view(-1), mine)
-            out = layer(given, config=config)
-        else:
-            out = layer(given, config=config)
-            time.sleep(0.01)  # it holds its multiprocessors by now
-            with torch.cuda.stream(side):
-                dist.all_gather_into_tensor(found.view(-1), mine)
-        torch.cuda.synchronize()
-        assert time.monotonic() - began < 10.0, turn
+        out = gather.beside(functools.partial(layer, given, config=config), turn)
         assert same_bits(out, case.expected["out"][rows]), turn
-        assert (found[0].eq(1.0).all() & found[1].eq(2.0).all()).item(), turn
     room(case, job.rank).check()
     functional.clear_workspace_cache()
     dist.barrier()
@@ -310,7 +350,7 @@ def without_waiting(job: Job) -> None:
     job.join()
     rank, case = job.rank, small()
     other = exact_case(150, 192, 128, 8, 2, "skewed", shared_width=64)
-    room(case, rank, timeouts=Timeouts(60.0, 30.0))
+    room(case, rank, timeouts=GENEROUS)
     rows, given = part(case, rank)
     more_rows, more = part(other, rank)
     shared = tuple(weight.cuda() for weight in other.inputs.shared)
@@ -364,22 +404,20 @@ def without_waiting(job: Job) -> None:
     dist.destroy_process_group()
 
 
-SCENARIOS = {
-    one.__name__: one
-    for one in (
-        *(killed_before, killed_inside, killed_anywhere, stopped),
-        *(gather_order, without_waiting),
-    )
-}
+SCENARIOS = (
+    *(killed_before, killed_inside, killed_anywhere, stopped),
+    *(gather_order, without_waiting),
+)
 
 
-def main() -> None:
+def main(scenarios: Iterable[Callable[[Job], None]]) -> None:
+    """The one that the command line names; the process ends with it."""
+    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     name, rank, port, folder = sys.argv[1:]
-    SCENARIOS[name](Job(int(rank), int(port), Path(folder)))
+    {one.__name__: one for one in scenarios}[name](Job(int(rank), int(port), Path(folder)))
     print(f"rank {rank} checked everything", flush=True)
+    end_process()
 
 
 if __name__ == "__main__":
-    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
-    main()
-    end_process()
+    main(SCENARIOS)
