@@ -77,6 +77,11 @@ INLINE void tma_store_2d(const void *map, u32 from, int x, int y) {
                "r"(from), "r"(x), "r"(y)
                : "memory");
 }
+INLINE void tma_store_3d(const void *map, u32 from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+               "r"(from), "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
 INLINE void tma_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Until at most N of this thread's groups have not read their source yet.
 template <int N> INLINE void tma_wait_read() {
@@ -102,7 +107,15 @@ INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int N> INLINE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// d (+)= A B^T, A [64, 16] and B [256, 16] of bf16 in shared memory, fp32; accumulate 0 starts at zero.
+// Operand whose rows are K, as the copy engine brings it from row-major memory: boxes of 64 columns x 64
+// rows, 8192 bytes each, 128-byte swizzle, neighbours along the columns behind each other. Leading
+// offset: the next 64 columns; stride offset: the next 8 of K. The next 16 of K are 128 further.
+INLINE u64 operand_columns(u32 address) {
+  return ((address & 0x3ffff) >> 4) | (512ull << 16) | (64ull << 32) | (1ull << 62);
+}
+// d (+)= A B^T of bf16 in shared memory, fp32; accumulate 0 starts at zero. TRANS_A 1: `a` is of
+// operand_columns, of 16 rows of K x 64 columns; 0: of operand. TRANS_B likewise, 256 columns.
+template <int TRANS_A = 0, int TRANS_B = 0>
 INLINE void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, int accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
@@ -115,7 +128,7 @@ INLINE void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, int accumulate) {
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
       "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
       "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-      "%128, %129, p, 1, 1, 0, 0;\n}\n"
+      "%128, %129, p, 1, 1, %131, %132;\n}\n"
       :
         "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
         "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
@@ -133,7 +146,7 @@ INLINE void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, int accumulate) {
         "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107]), "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111]),
         "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119]),
         "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
-      : "l"(a), "l"(b), "r"(accumulate));
+      : "l"(a), "l"(b), "r"(accumulate), "n"(TRANS_A), "n"(TRANS_B));
 }
 // The compiler may not move reads of an accumulator above this.
 INLINE void settle(float (&d)[128]) {
@@ -188,6 +201,13 @@ INLINE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
                "r"(c), "r"(d)
                : "memory");
 }
+// What store_matrices wrote; also what the copy engine brought. Lane i names row i % 8 of matrix i / 8.
+INLINE void load_matrices(u32 from, u32 &a, u32 &b, u32 &c, u32 &d) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+               : "r"(from)
+               : "memory");
+}
 INLINE uint4 load_shared(u32 from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -212,6 +232,11 @@ INLINE u32 load_acquire_system(const u32 *p) {
 INLINE u32 load_relaxed(const u32 *p) {
   u32 v;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
+}
+INLINE float load_relaxed_float(const float *p) {
+  float v;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
   return v;
 }
 INLINE void add_release_device(u32 *p, u32 value) {

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import distributed_c10d
 
 from mok import checks, engine
 from mok.agreement import Checked, agree_on_backend
@@ -33,8 +32,15 @@ from mok.autocast import DEVICES, autocast_rule
 from mok.config import MoKConfig
 from mok.dispatch import rows_to_send
 from mok.errors import InputError
-from mok.hopper.layout import group_saved_rows, one_rank_saved_rows
-from mok.hopper.support import backward_wanted, choose, why_not
+from mok.hopper.support import backward_wanted
+from mok.operator_shapes import (
+    backward_fake,
+    forward_fake,
+    group_of,
+    padded_rows,
+    room_for,
+    saves_padded,
+)
 from mok.portable import SavedRows
 from mok.workspaces import Workspace, get_workspace
 
@@ -49,56 +55,18 @@ def group_name(group: dist.ProcessGroup | None) -> str:
     return "" if group is None else str(group.group_name)
 
 
-def _group(name: str) -> dist.ProcessGroup | None:
-    if not name:
-        return None
-    return distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
-
-
 def _workspace(x: Tensor, topk_experts: Tensor, group: str, backend: str) -> Workspace:
     # Wrong dimensions get stand-ins here; the check that follows names the tensor and its shape.
     tokens, hidden = x.shape if x.dim() == 2 else (0, 1)
     return get_workspace(
         MoKConfig(),
-        _group(group),
+        group_of(group),
         device=x.device,
         num_local_tokens=tokens,
         hidden_size=hidden,
         topk=topk_experts.shape[-1] if topk_experts.dim() == 2 else 1,
         backend=backend,
     )
-
-
-def _saves_padded(
-    x: Tensor,
-    topk_experts: Tensor,
-    w_gate: Tensor,
-    shared_gate: Tensor | None,
-    group: str,
-    backend: str,
-) -> bool:
-    """Whether the forward saves what the Hopper backend saves; from device and sizes alone."""
-    if backend == "portable":
-        return False
-    whole = _group(group)
-    problem = why_not(
-        x.device,
-        hidden=x.shape[1],
-        width=w_gate.shape[1],
-        shared_width=0 if shared_gate is None else shared_gate.shape[0],
-        slots=topk_experts.shape[1],
-        experts=w_gate.shape[0],
-        tokens=x.shape[0],
-        ranks=1 if whole is None else dist.get_world_size(whole),
-    )
-    return choose(backend, problem)
-
-
-def _padded_rows(topk_experts: Tensor, w_gate: Tensor, group: str) -> int:
-    """Rows of g and u that a forward saves then; plain arithmetic on sizes, symbolic ones too."""
-    tokens, slots = topk_experts.shape
-    rows = group_saved_rows if group else one_rank_saved_rows
-    return rows(tokens, slots, w_gate.shape[0])
 
 
 def _check(
@@ -174,11 +142,11 @@ def _forward(
         swiglu_limit,
         minibatch_size,
     )
-    padded = save and _saves_padded(x, topk_experts, w_gate, shared_gate, group, backend)
-    padded_rows = _padded_rows(topk_experts, w_gate, group) if padded else None
+    padded = save and saves_padded(x, topk_experts, w_gate, shared_gate, group, backend)
+    rows = padded_rows(topk_experts, w_gate, group) if padded else None
     if hopper:
         problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
-        return _forward_hopper(workspace, problem, (minibatch_size, num_sms), padded_rows)
+        return _forward_hopper(workspace, problem, (minibatch_size, num_sms), rows)
     schedule = engine.schedule_routes(
         topk_experts,
         w_gate.shape[0],
@@ -195,15 +163,15 @@ def _forward(
         engine.Settings(workspace.group, swiglu_limit, minibatch_size),
     )
     empty = [x.new_empty((0,)) for _ in range(4)]
-    if padded_rows is not None:  # its ranks cannot share memory, but the shapes were promised
-        return result.out, *_room(x, w_gate, shared_gate, padded_rows)
+    if rows is not None:  # its ranks cannot share memory, but the shapes were promised
+        return result.out, *room_for(x, w_gate, shared_gate, rows)
     if not save or group:
         return result.out, empty[0], empty[1], empty[2], empty[3]
     slots = schedule.token_S * workspace.topk + schedule.slot_S
     kept = []
-    for rows in (result.routed.gate, result.routed.up):
-        by_slot = rows.new_zeros((topk_experts.numel(), rows.shape[1]))
-        by_slot[slots] = rows
+    for in_order in (result.routed.gate, result.routed.up):
+        by_slot = in_order.new_zeros((topk_experts.numel(), in_order.shape[1]))
+        by_slot[slots] = in_order
         kept.append(by_slot)
     if result.shared is None:
         return result.out, kept[0], kept[1], empty[2], empty[3]
@@ -225,17 +193,6 @@ def _problem(
     return Problem(x, topk_experts, router_weights, *routed, own, limit)
 
 
-def _room(
-    x: Tensor, w_gate: Tensor, shared_gate: Tensor | None, rows: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tensors for `rows` rows of g and u, and for those of the shared expert."""
-    routed = (rows, w_gate.shape[1])
-    shared = (0,) if shared_gate is None else (x.shape[0], shared_gate.shape[0])
-    shapes = (routed, routed, shared, shared)
-    gate, up, own_gate, own_up = (x.new_empty(shape) for shape in shapes)
-    return gate, up, own_gate, own_up
-
-
 def _forward_hopper(
     workspace: Workspace, problem: Problem, knobs: tuple[int, int], rows: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -252,34 +209,6 @@ def _forward_hopper(
         problem.x.new_empty((0,)) if tensor is None else tensor for tensor in saved
     )
     return found.out, gate, up, own_gate, own_up
-
-
-def _forward_fake(
-    x: Tensor,
-    topk_experts: Tensor,
-    router_weights: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    shared_gate: Tensor | None,
-    shared_up: Tensor | None,
-    shared_down: Tensor | None,
-    swiglu_limit: float | None,
-    group: str,
-    minibatch_size: int,
-    save: bool,
-    num_sms: int = 0,
-    backend: str = "auto",
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    out = torch.empty_like(x)
-    padded = _saves_padded(x, topk_experts, w_gate, shared_gate, group, backend)
-    if save and padded:
-        return out, *_room(x, w_gate, shared_gate, _padded_rows(topk_experts, w_gate, group))
-    if save and not group:
-        routes = topk_experts.shape[0] * topk_experts.shape[1]
-        return out, *_room(x, w_gate, shared_gate, routes)
-    gate, up, own_gate, own_up = (x.new_empty((0,)) for _ in range(4))
-    return out, gate, up, own_gate, own_up
 
 
 def _backward(
@@ -382,43 +311,6 @@ def _outputs(
     return d_x, d_router, gate, up, down, own_gate, own_up, own_down
 
 
-def _backward_fake(
-    d_out: Tensor,
-    x: Tensor,
-    topk_experts: Tensor,
-    router_weights: Tensor,
-    w_gate: Tensor,
-    w_up: Tensor,
-    w_down: Tensor,
-    shared_gate: Tensor | None,
-    shared_up: Tensor | None,
-    shared_down: Tensor | None,
-    saved: list[Tensor],
-    swiglu_limit: float | None,
-    group: str,
-    minibatch_size: int,
-    need_routed: bool,
-    need_shared: bool,
-    num_sms: int = 0,
-    backend: str = "auto",
-    weight_dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    def like(weight: Tensor | None, needed: bool) -> Tensor:
-        shape = weight.shape if needed and weight is not None else (0,)
-        return torch.empty(shape, dtype=weight_dtype, device=x.device)
-
-    return (
-        torch.empty_like(x),
-        torch.empty_like(router_weights),
-        like(w_gate, need_routed),
-        like(w_up, need_routed),
-        like(w_down, need_routed),
-        like(shared_gate, need_shared),
-        like(shared_up, need_shared),
-        like(shared_down, need_shared),
-    )
-
-
 def _setup_context(
     ctx: torch.autograd.function.FunctionCtx,
     inputs: tuple[object, ...],
@@ -492,8 +384,8 @@ def _define(name: str, implementation: Any, fake: Any) -> Any:
 
 
 _LIBRARY = torch.library.Library("mok", "DEF")
-moe_forward = _define("moe_forward", _forward, _forward_fake)
-moe_backward = _define("moe_backward", _backward, _backward_fake)
+moe_forward = _define("moe_forward", _forward, forward_fake)
+moe_backward = _define("moe_backward", _backward, backward_fake)
 torch.library.register_autograd(
     "mok::moe_forward", _autograd, setup_context=_setup_context, lib=_LIBRARY
 )

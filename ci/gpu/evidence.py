@@ -6,8 +6,8 @@
 One file per part, `ci/evidence/DEVICE/PART.json`, with `-xN` after PART for N ranks:
 
     format       "mok-verify-evidence-v1"
-    part         tests, digest, faults, verify, degrees, peers, forward, bench, sanitize, endurance
-    status       passed; for peers, forward and bench also "timed out", which README then says
+    part         one of options.NAMES
+    status       passed; for peers, forward, backward and bench also "timed out", as README says
     commit       40 hex digits: what was measured
     dirty        false, or null for a copy of a tree, where git was not asked
     sources      by folder the SHA-256 of what was measured (sources.py), equal to the commit's
@@ -21,6 +21,8 @@ A part that failed or could not run leaves no file, and `collect` says so (exit 
 what its tree held, one with uncommitted changes, and files above 200 kB. Of several measurements of
 one part the newest is kept. What a device with some evidence lacks of `REQUIRED` must be named in
 README's Limits, where tables.py puts it; `check` prints it.
+
+Above 400 lines because what a file may say and how it is checked belong on one page.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ _LAYER = (
     "hopper/support",
     "hopper/timeouts",
     "layer",
+    "operator_shapes",
     "operators",
     "portable",
     "tiles",
@@ -55,7 +56,7 @@ _ON_GPU = (
     "hopper/workspace",
     "main_gradients",
 )
-_KERNELS = ("moe/*.cu", "moe/*.cuh", "moe/backward/*.cuh", "ptx.cuh", "transposed.cuh")
+_KERNELS = ("moe/*.cu", "moe/*.cuh", "moe/backward/*.cuh", "ptx.cuh")
 """In the folder of CUDA sources: that of a checkout, or the one inside the installed package."""
 
 

@@ -8,7 +8,7 @@
 #include "moe/backward/swiglu.cuh"
 #include "moe/backward/tiles.cuh"
 #include "moe/consumer.cuh"
-#include "transposed.cuh"
+#include "ptx.cuh"
 
 // The weights of the two rows of which a lane has elements.
 struct RowWeights {

@@ -4,7 +4,7 @@
 
 #include "moe/backward/tiles.cuh"
 #include "moe/consumer.cuh"
-#include "transposed.cuh"
+#include "ptx.cuh"
 
 // The router gradient of a row: its sums over 64 columns, ascending from zero.
 static __device__ __forceinline__ float router_gradient(const Rank &r, const Gradient &g, u32 at) {

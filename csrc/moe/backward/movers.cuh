@@ -4,7 +4,7 @@
 
 #include "moe/backward/tiles.cuh"
 #include "moe/movers.cuh"
-#include "transposed.cuh"
+#include "ptx.cuh"
 
 // x is multiplied only for gradients of gate and up, or to have g and u again.
 static __device__ __forceinline__ bool needs_x(const Gradient &g, u32 block) {

@@ -4,7 +4,7 @@
 
 #include "moe/backward/record.cuh"
 #include "moe/sums.cuh"
-#include "transposed.cuh"
+#include "ptx.cuh"
 
 // One warp a token. d_x = bf16(shared + sum over k of the gradient of x of route k), k ascending.
 static __device__ __forceinline__ void sum_gradients(const Rank &r, const Gradient &g, u32 token,

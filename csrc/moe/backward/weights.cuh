@@ -5,7 +5,7 @@
 
 #include "moe/backward/tiles.cuh"
 #include "moe/consumer.cuh"
-#include "transposed.cuh"
+#include "ptx.cuh"
 
 #define PAIRS 16  // of fp32, that a lane reads before the first is used
 

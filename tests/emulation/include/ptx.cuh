@@ -31,7 +31,9 @@ INLINE void tma_load_3d(u32 to, const void *map, u32 barrier, int x, int y, int 
 INLINE void tma_store_2d(const void *map, u32 from, int x, int y) {
   emu::tma_store(2, map, from, x, y, 0);
 }
-// Policies of L2 change nothing here.
+INLINE void tma_store_3d(const void *map, u32 from, int x, int y, int z) {
+  emu::tma_store(3, map, from, x, y, z);
+}
 INLINE void tma_commit() { emu::tma_commit(); }
 template <int N> INLINE void tma_wait_read() { emu::tma_wait(N, true); }
 template <int N> INLINE void tma_wait() { emu::tma_wait(N, false); }
@@ -44,8 +46,12 @@ INLINE u64 operand(u32 address) {
 INLINE void wgmma_fence() {}
 INLINE void wgmma_commit() { emu::wgmma_commit(); }
 template <int N> INLINE void wgmma_wait() { emu::wgmma_wait(N); }
+INLINE u64 operand_columns(u32 address) {
+  return ((address & 0x3ffff) >> 4) | (512ull << 16) | (64ull << 32) | (1ull << 62);
+}
+template <int TRANS_A = 0, int TRANS_B = 0>
 INLINE void wgmma_64x256x16(float (&d)[128], u64 a, u64 b, int accumulate) {
-  emu::wgmma(d, a, b, accumulate != 0, false, false);
+  emu::wgmma(d, a, b, accumulate != 0, TRANS_A != 0, TRANS_B != 0);
 }
 INLINE void settle(float (&d)[128]) { (void)d; }
 INLINE void compute_now(u32 &v) { (void)v; }
@@ -70,6 +76,11 @@ INLINE float high_bf16(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 INLINE void store_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
   emu::store_matrices(to, {a, b, c, d});
 }
+INLINE void load_matrices(u32 from, u32 &a, u32 &b, u32 &c, u32 &d) {
+  u32 words[4];
+  emu::load_matrices(from, words);
+  a = words[0], b = words[1], c = words[2], d = words[3];
+}
 INLINE uint4 load_shared(u32 from) {
   uint4 v;
   emu::read_shared(from, &v, 16);
@@ -81,6 +92,11 @@ INLINE u32 load_acquire_system(const u32 *p) { return emu::poll(p); }
 INLINE u32 load_relaxed(const u32 *p) {
   emu::check_global(p, 4, "a relaxed load");
   return *p;
+}
+INLINE float load_relaxed_float(const float *p) {
+  float v;
+  emu::read_global(p, &v, 4);
+  return v;
 }
 INLINE void add_release_device(u32 *p, u32 value) { emu::exchange_add(p, value); }
 INLINE u32 fetch_add_device(u32 *p, u32 value) { return emu::exchange_add(p, value); }

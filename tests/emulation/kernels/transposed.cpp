@@ -7,7 +7,7 @@
 thread_local unsigned char raw[16];  // stands for dynamic shared memory
 
 #include "moe/rank.cuh"
-#include "transposed.cuh"
+#include "ptx.cuh"
 
 struct Job {
   TensorMap a, b, out;  // [rows, columns] twice, [any, rows, columns]

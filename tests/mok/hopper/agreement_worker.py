@@ -25,12 +25,13 @@ from backward_fakes import simulated_backward
 from hopper_fakes import Fakes, simulated_launch
 
 import mok
-from mok import functional
+from mok import functional, operators
 from mok.config import MoKConfig
 from mok.endings import end_process
 from mok.errors import ExchangeError, InputError, MoKError, RoutingError
 from mok.exact import exact_case, same_bits
 from mok.hopper import chains, passes, pools, records, support, symmetric, workspace
+from mok.hopper.layout import group_saved_rows
 from mok.hopper.symmetric import Place
 from mok.hopper.timeouts import wanted_timeouts
 
@@ -40,6 +41,10 @@ CONFIG = MoKConfig()
 CASE = exact_case(150, 64, 64, 4, 2, "unused-slots", shared_width=64, clamped=True)
 SPLIT = 61
 """Tokens of rank 0; rank 1 has the other 89."""
+
+
+SAVED: list[int | None] = []
+"""Rows of g and u that each launch was to keep."""
 
 
 class Counts:
@@ -86,6 +91,7 @@ def pretend(rank: int, counts: Counts) -> list[Any]:
 
     def launch(used: Any, problem: Any, **options: Any) -> Any:
         launched.append(used)
+        SAVED.append(options["saved"])
         counts.paused = True
         try:
             return simulated_launch(used, problem, group=dist.group.WORLD, **options)
@@ -254,29 +260,30 @@ def check_errors(rank: int, counts: Counts) -> None:
     right(p, out)
 
 
+def right_gradients(p: SimpleNamespace) -> None:
+    leaves = [t.clone().requires_grad_() for t in (p.x, p.router, *p.weights)]
+    call = SimpleNamespace(x=leaves[0], topk=p.topk, router=leaves[1], weights=leaves[2:])
+    found = torch.autograd.grad(layer(call), leaves, CASE.d_out[p.rows])
+    assert same_bits(found[0], CASE.expected["d_x"][p.rows])
+    assert same_bits(found[1], CASE.expected["d_router_weights"][p.rows])
+    for gradient, name in zip(found[2:], ("d_w_gate", "d_w_up", "d_w_down"), strict=True):
+        assert same_bits(gradient, CASE.expected[name][p.experts].bfloat16()), name
+
+
 def check_backward(rank: int, counts: Counts) -> None:
     """The backward of the layer: portable, with collectives every time, then by the kernels."""
     p = part(rank)
 
-    def gradients() -> list[torch.Tensor]:
-        leaves = [t.clone().requires_grad_() for t in (p.x, p.router, *p.weights)]
-        call = SimpleNamespace(x=leaves[0], topk=p.topk, router=leaves[1], weights=leaves[2:])
-        return list(torch.autograd.grad(layer(call), leaves, CASE.d_out[p.rows]))
-
-    def right_gradients(found: list[torch.Tensor]) -> None:
-        assert same_bits(found[0], CASE.expected["d_x"][p.rows])
-        assert same_bits(found[1], CASE.expected["d_router_weights"][p.rows])
-        for gradient, name in zip(found[2:], ("d_w_gate", "d_w_up", "d_w_down"), strict=True):
-            assert same_bits(gradient, CASE.expected[name][p.experts].bfloat16()), name
-
     for _ in range(2):
         with counts.some():
-            right_gradients(gradients())
+            right_gradients(p)
+    # The forward kept what a static rule says, which fake tensors know too.
+    assert SAVED[-1] == group_saved_rows(p.x.shape[0], 2, 2)
     os.environ[support.BACKWARD_VARIABLE] = "1"
     with counts.some():
-        right_gradients(gradients())
+        right_gradients(p)
     with counts.none():
-        right_gradients(gradients())
+        right_gradients(p)
     # Ranks that do not all ask for it.
     os.environ[support.BACKWARD_VARIABLE] = str(rank)
     functional.clear_workspace_cache()
@@ -400,6 +407,23 @@ def check_failure(rank: int, counts: Counts, launched: list[Any]) -> None:
         layer(p)
 
 
+def check_one_gpu(rank: int, launched: list[Any]) -> None:
+    """Ranks that find that they share a GPU run the portable backend, in the shapes promised."""
+    functional.clear_workspace_cache()
+    symmetric.place_of = lambda device: Place("here", "one GPU")
+    before, p = len(launched), part(rank)
+    right_gradients(p)
+    shared, limit = CASE.inputs.shared, CASE.inputs.swiglu_limit
+    assert shared is not None
+    group = operators.group_name(dist.group.WORLD)
+    call = (p.x, p.topk, p.router, *p.weights, *shared, limit, group, 4096, True)
+    found = operators.moe_forward(*call)
+    right(p, found[0])
+    rows = group_saved_rows(p.x.shape[0], 2, 2)
+    assert [tuple(t.shape) for t in found[1:]] == [(rows, 64)] * 2 + [(p.x.shape[0], 64)] * 2
+    assert len(launched) == before
+
+
 def main() -> None:
     rank, store = int(sys.argv[1]), sys.argv[2]
     torch.set_num_threads(1)
@@ -419,6 +443,7 @@ def main() -> None:
     check_functional(rank, counts)
     check_backward(rank, counts)
     check_failure(rank, counts, launched)
+    check_one_gpu(rank, launched)
     dist.barrier()
     dist.destroy_process_group()
     print(f"rank {rank} checked everything")

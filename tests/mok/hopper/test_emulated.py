@@ -365,8 +365,7 @@ def functions_of(header: Path) -> set[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize(("header", "least"), [("ptx.cuh", 41), ("transposed.cuh", 5)])
-def test_both_headers_have_the_same_functions(header: str, least: int) -> None:
-    real = functions_of(emulation.CSRC / header)
-    assert len(real) >= least
-    assert functions_of(emulation.SOURCES / "include" / header) == real
+def test_both_headers_have_the_same_functions() -> None:
+    real = functions_of(emulation.CSRC / "ptx.cuh")
+    assert len(real) >= 45
+    assert functions_of(emulation.SOURCES / "include" / "ptx.cuh") == real
