@@ -19,6 +19,7 @@ from bench_instruments import FakeDevice, fake_contender
 from gpu_scripts import FOLDER, gpu_scripts
 from hypothesis import given
 from hypothesis import strategies as st
+from struck_starts import strike_start
 
 from mok.bench import layer as bench
 from mok.bench.layer_command import layer
@@ -246,6 +247,18 @@ def test_an_interrupt_ends_all_steps_that_run(
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid.read_text()), 0)
+
+
+def test_an_interrupt_in_the_middle_of_a_start_leaves_no_step(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = scripts["steps"]
+    started = strike_start(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
+        run_parts(
+            steps, [steps.Part("p", 60, [shell(steps, c, "sleep 60") for c in "ab"])], tmp_path, 2
+        )
+    assert [one.returncode for one in started] == [-signal.SIGKILL] * 2
 
 
 def test_what_measures_time_or_joules_or_a_rare_race_is_alone(

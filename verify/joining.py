@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from verify import devices
 from verify.evidence import Execution, Plan, Record, Trouble, from_line, to_line
+from verify.interrupts import interrupts_held
 from verify.plans import RunOptions, plans_of
 from verify.ranks import worker_command, worker_environment
 from verify.targets import Found
@@ -109,20 +110,9 @@ def _fresh(spec: WorkerSpec, store: Any, plan: Plan) -> list[Record]:
     port = int(store.get(key))
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     spec = replace(spec, store_host=host, store_port=port)
+    command, environment = worker_command(write_spec(spec)), worker_environment(spec)
     with open(spec.stem.with_suffix(".log"), "wb") as log:
-        process = subprocess.Popen(
-            worker_command(write_spec(spec)),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=worker_environment(spec),
-        )
-        try:
-            code: int | None = process.wait(timeout=spec.timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = None
+        code = _exit_code(command, environment, log, spec.timeout)
     records, done = read_evidence(spec.stem.with_suffix(".jsonl"))
     if code != 0 or not done:
         what = "did not end in time" if code is None else f"exited with {code}"
@@ -135,6 +125,31 @@ def _fresh(spec: WorkerSpec, store: Any, plan: Plan) -> list[Record]:
         for rank in range(spec.world):
             store.get(f"{key}/left/{rank}")
     return records
+
+
+def _exit_code(
+    command: list[str], environment: dict[str, str], log: Any, seconds: float
+) -> int | None:
+    """The exit code of a command, or None if it took too long; it never outlives this call."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        with interrupts_held():
+            started.append(
+                subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                )
+            )
+        with suppress(subprocess.TimeoutExpired):
+            return started[0].wait(timeout=seconds)
+        return None
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def _exchange(

@@ -13,13 +13,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from verify.errors import CaseError
 from verify.evidence import Record, from_line
+from verify.interrupts import interrupts_held
 from verify.workers import ABANDONED, DONE, IN_WORKER, WorkerSpec, read_evidence, write_spec
 
 STOPPED_AFTER = 12.0  # seconds in the state `stopped`; without /proc, without a heartbeat
@@ -113,15 +114,14 @@ def run_groups(
             for place, group in list(running.items()):
                 silent = late and group.death_at is None and not over[place]
                 if over[place] or silent:
-                    _kill_all(group)
+                    _end_all([group])
                     outcomes[place] = _outcome(group.watched, silent)
                     del running[place]
                     moved = now if not silent else moved
             if running:
                 time.sleep(POLL)
     finally:
-        for group in running.values():
-            _kill_all(group)
+        _end_all(running.values())
     return [outcomes[place] for place in range(len(groups))]
 
 
@@ -131,12 +131,18 @@ def _begin(group: Group, specs: Sequence[WorkerSpec]) -> None:
     if store is not None:
         specs = [replace(spec, store_host="127.0.0.1", store_port=store.port) for spec in specs]  # type: ignore[attr-defined]
     for spec in specs:
-        group.watched.append(_start(spec))
+        with interrupts_held():
+            group.watched.append(_start(spec))
 
 
-def _kill_all(group: Group) -> None:
-    for one in group.watched:
-        _kill(one)
+def _end_all(groups: Iterable[Group]) -> None:
+    """Kills every worker before the first wait: a second Ctrl-C then finds none that runs."""
+    watched = [one for group in groups for one in group.watched]
+    with interrupts_held():
+        for one in watched:
+            _kill(one)
+    for one in watched:
+        one.process.wait()
 
 
 def _store(world: int) -> object:
@@ -246,6 +252,7 @@ def _look(one: Watched, now: float) -> None:
 def _give_up(one: Watched, seconds: float) -> None:
     one.death = f"stopped: no heartbeat for {seconds:.0f} s"
     _kill(one)
+    one.process.wait()
 
 
 def process_state(pid: int) -> str:
@@ -261,7 +268,6 @@ def _kill(one: Watched) -> None:
     if one.process.poll() is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(one.process.pid, signal.SIGKILL)
-    one.process.wait()
 
 
 def _outcome(watched: list[Watched], timed_out: bool) -> Outcome:

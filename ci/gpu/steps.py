@@ -21,6 +21,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from verify.interrupts import interrupts_held
+
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_TAIL = 4000
 DEEPEST = 100  # levels of a document; those of ours have about ten
@@ -152,11 +154,12 @@ def run_parts(
             while waiting and len(running) < at_once:
                 part, place = waiting.pop(0)
                 until = begun.setdefault(part.name, time.monotonic()) + limits[part.name]
-                begin = _begin(part, place, until, environment, logs[part.name])
-                if isinstance(begin, _Running):
-                    running.append(begin)
-                else:
-                    entries[part.name][place] = begin
+                with interrupts_held():
+                    begin = _begin(part, place, until, environment, logs[part.name])
+                    if isinstance(begin, _Running):
+                        running.append(begin)
+                    else:
+                        entries[part.name][place] = begin
             done = [one for one in running if _is_over(one)]
             for one in done:
                 entries[one.part][one.place] = _result(one, logs[one.part])
@@ -164,8 +167,11 @@ def run_parts(
             if running and not done:
                 time.sleep(POLL)
     finally:
+        with interrupts_held():
+            for one in running:
+                _kill(one)
         for one in running:
-            _end(one)
+            one.process.wait()
             one.output.close()
             one.errors.close()
 
@@ -216,17 +222,17 @@ def _is_over(one: _Running) -> bool:
     return one.process.poll() is not None or time.monotonic() > one.until
 
 
-def _end(one: _Running) -> None:
+def _kill(one: _Running) -> None:
     """Kills the command's whole group: what a step started does not outlive it."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(one.process.pid, signal.SIGKILL)
-    one.process.wait()
 
 
 def _result(one: _Running, log: Path) -> dict[str, Any]:
     """What became of a step that has ended, or whose time is up."""
     step, code = one.step, one.process.poll()
-    _end(one)
+    _kill(one)
+    one.process.wait()
     with one.output as output, one.errors as errors:
         output.seek(0)
         errors.seek(0)

@@ -47,6 +47,7 @@ from training_model import (
 from mok.endings import end_process
 from mok.hopper import passes
 from mok.hopper.support import BACKWARD_VARIABLE
+from verify.interrupts import interrupts_held
 
 STEPS, TIMES = 200, 2
 PATIENCE = 300.0  # seconds for ranks that the script started
@@ -278,15 +279,13 @@ def _several(ranks: int, steps: int, where: str) -> list[dict[str, Any]]:
     """Rows of ranks that are processes of their own; RuntimeError when one fails."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--ranks", str(ranks), "--steps", str(steps), "--device", where]
-        started = [
-            subprocess.Popen(
-                [sys.executable, __file__, *words, "--as-rank", str(rank), "--folder", folder],
-                text=True,
-                stdout=subprocess.DEVNULL,
-            )
-            for rank in range(ranks)
-        ]
+        started: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in range(ranks):
+                own = ["--as-rank", str(rank), "--folder", folder]
+                command = [sys.executable, __file__, *words, *own]
+                with interrupts_held():
+                    started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
             codes = [one.wait(PATIENCE) for one in started]
         finally:
             for one in started:
@@ -294,12 +293,12 @@ def _several(ranks: int, steps: int, where: str) -> list[dict[str, Any]]:
                 one.wait()
         if any(codes):
             raise RuntimeError(f"ranks ended with exit codes {codes}")
-        own = [json.loads((Path(folder) / f"rank-{n}.json").read_text()) for n in range(ranks)]
-    for rows in zip(*own, strict=True):
+        told = [json.loads((Path(folder) / f"rank-{n}.json").read_text()) for n in range(ranks)]
+    for rows in zip(*told, strict=True):
         bits = {(row["losses"], row["weights"], row["equal"]) for row in rows}
         rows[0]["equal"] = rows[0]["equal"] and len(bits) == 1
         rows[0]["kernels"] = min(row["kernels"] for row in rows)
-    return list(own[0])
+    return list(told[0])
 
 
 @click.command()

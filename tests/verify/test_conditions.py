@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from struck_starts import strike_start
 from torch import Tensor
 
 import verify
@@ -319,6 +321,15 @@ def test_exact() -> None:
     wrong, _ = run("exact", f, exact=lambda i, u, v: {"out": -(i["x"] * -2) + 0.5})
     assert reasons(wrong) == {"bits-differ"}
     assert "0x" in "\n".join((wrong.findings[0].difference or {})["lines"])
+
+
+def test_an_interrupt_in_the_middle_of_a_start_leaves_no_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = strike_start(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt), contention._load(2):
+        pass
+    assert [one.returncode for one in started] == [-signal.SIGKILL] * 2
 
 
 def test_contention_overlaps_and_its_load_ends() -> None:

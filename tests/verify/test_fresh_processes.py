@@ -18,6 +18,7 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from struck_starts import strike_start
 
 from verify import ranks, running
 from verify.cases import Case
@@ -143,6 +144,28 @@ def test_an_interrupt_leaves_no_worker(tmp_path: Path, scripted: Callable[..., N
             os.kill(int(pid.read_text()), 0)
 
 
+@pytest.mark.parametrize("struck", [1, 2])
+def test_an_interrupt_in_the_middle_of_a_start_leaves_no_worker(
+    tmp_path: Path, scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch, struck: int
+) -> None:
+    scripted(*["sleep 60"] * 2)
+    started = strike_start(monkeypatch, struck)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run_groups(groups(tmp_path, 2), 60, lambda text: None, 2)
+    assert [one.returncode for one in started] == [-signal.SIGKILL] * struck
+
+
+def test_a_second_interrupt_finds_no_worker_that_runs(
+    tmp_path: Path, scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait for the first worker's end is struck; the second one has been killed before."""
+    scripted(*["sleep 60"] * 2)
+    started = strike_start(monkeypatch, 2, waits=True)
+    with pytest.raises(KeyboardInterrupt):
+        ranks.run_groups(groups(tmp_path, 2), 60, lambda text: None, 2)
+    assert [one.wait(20) for one in started] == [-signal.SIGKILL] * 2
+
+
 def test_a_start_that_fails_ends_those_that_have_started(
     tmp_path: Path, scripted: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,15 +201,16 @@ def test_every_group_runs_once_and_never_more_than_allowed(looks: list[int], at_
         left[place] -= 1
         return left[place] < 0
 
-    def end(group: Any) -> None:
-        now.remove(*group.watched)
-        killed.extend(group.watched)
+    def end(groups: Any) -> None:
+        for group in groups:
+            now.remove(*group.watched)
+            killed.extend(group.watched)
 
     begun: list[int] = []
     fakes: dict[str, Any] = {
         "_begin": begin,
         "_is_over": is_over,
-        "_kill_all": end,
+        "_end_all": end,
         "_has_moved": lambda group: True,
         "_progress": lambda watched: "",
         "_outcome": lambda watched, silent: (watched[0], silent),

@@ -271,6 +271,7 @@ def test_a_silent_heart_is_no_death_but_a_stop_is(
         assert one.process.returncode == -signal.SIGKILL
     finally:
         ranks._kill(one)
+        one.process.wait()
 
 
 def test_without_proc_the_heartbeat_decides(
@@ -287,6 +288,7 @@ def test_without_proc_the_heartbeat_decides(
         assert one.death.startswith("stopped: no heartbeat")
     finally:
         ranks._kill(one)
+        one.process.wait()
 
 
 def test_the_last_record_is_read_from_the_end(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from verify.conditions import cuda_contention
 from verify.conditions.availability import Unavailable, available, on_any_rank, unsupported
 from verify.conditions.watching import cuda_devices, uses_cpu
+from verify.interrupts import interrupts_held
 from verify.sessions import Session, perform
 
 TRIES_PER_RUN = 200  # a case of microseconds needs many until a load is seen to move
@@ -145,7 +146,7 @@ def _load(count: int) -> Iterator[Load | None]:
                 arguments = [file.name, str(slot), str(os.getpid())]
                 # -I: a file called struct.py in the working folder must not be found
                 command = [sys.executable, "-IS", "-c", LOAD, *arguments]
-                with suppress(OSError):
+                with suppress(OSError), interrupts_held():
                     started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL))
             load = Load(started, shared)
             deadline = time.monotonic() + START_TIMEOUT
@@ -153,7 +154,9 @@ def _load(count: int) -> Iterator[Load | None]:
                 time.sleep(0.01)
             yield load if started and any(load.counters()) else None
         finally:
+            with interrupts_held():
+                for process in started:
+                    process.kill()
             for process in started:
-                process.kill()
                 process.wait()
             shared.close()

@@ -166,8 +166,15 @@ def main(workers: int | None, peers: str, shapes: str | None, part: int | None) 
     names = ";".join(shape.name for shape in chosen)
     common = ["--workers", str(count), "--peers", ",".join(ready), "--shapes", names]
     command = [sys.executable, "-m", "mok.bench.peers.warming", *common]
-    running = [subprocess.Popen([*command, "--part", str(index)]) for index in range(count)]
-    failed = sum(process.wait() != 0 for process in running)
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for index in range(count):
+            running.append(subprocess.Popen([*command, "--part", str(index)]))
+        failed = sum(process.wait() != 0 for process in running)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
     seconds = time.monotonic() - started
     print(f"warming: {count - failed} of {count} workers done in {seconds:.0f} s", flush=True)
     raise SystemExit(1 if failed else 0)
