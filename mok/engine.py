@@ -6,6 +6,7 @@ first and then call these functions. Refuses nothing; its callers did.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +30,7 @@ from mok.portable import (
     expert_forward,
     expert_recompute,
 )
+from mok.stages import Tell, teller
 from mok.tiles import require_ieee_matmul
 
 
@@ -142,19 +144,38 @@ def forward_pass(
 ) -> ForwardResult:
     """out = bf16(shared + sum_k w_k y_k). Collective over the group."""
     require_ieee_matmul(x_TH.device)
+    tell, tell_shared = teller(x_TH), teller(x_TH, prefix="shared_")
     with torch.autocast(x_TH.device.type, enabled=False):
+        if tell is not None:
+            _tell_routes(tell, schedule, router_TK)
         x_rows = dispatch(rows_to_send(x_TH, schedule), schedule, settings.group)
+        if tell is not None:
+            tell("dispatched", x_rows)
         y_rows, saved = expert_forward(
-            x_rows, schedule.rows_E, routed, settings.limit, settings.minibatch
+            x_rows, schedule.rows_E, routed, settings.limit, settings.minibatch, tell
         )
         y_sent = give_back(y_rows, schedule, settings.group)
+        if tell is not None:
+            tell("route_output", y_sent)
         start, saved_shared = None, None
         if shared is not None:
+            rows = (x_TH.shape[0],)
             start, saved_shared = expert_forward(
-                x_TH, (x_TH.shape[0],), shared, settings.limit, settings.minibatch
+                x_TH, rows, shared, settings.limit, settings.minibatch, tell_shared
             )
+        if tell_shared is not None:
+            tell_shared("output", start)
         out = combine(start, y_sent, schedule, router_TK)
+        if tell is not None:
+            tell("combined", out)
     return ForwardResult(out, x_rows, saved, saved_shared)
+
+
+def _tell_routes(tell: Tell, schedule: Schedule, router_TK: torch.Tensor) -> None:
+    rows_E = torch.tensor(schedule.rows_E, dtype=torch.int64)
+    tell("route_table", schedule.topk_TK, "experts")
+    tell("route_table", rows_E, "rows")
+    tell("router_weights", router_TK)
 
 
 @torch.no_grad()
@@ -175,6 +196,10 @@ def recompute_pass(
             gate, up = shared
             rows = (x_TH.shape[0],)
             saved_shared = expert_recompute(x_TH, rows, gate[None], up[None], settings.minibatch)
+    tell = teller(x_TH, backward=True, prefix="again_")
+    if tell is not None:
+        tell("gate", saved.gate)
+        tell("up", saved.up)
     return x_rows, saved, saved_shared
 
 
@@ -191,9 +216,14 @@ def backward_pass(
 ) -> Gradients:
     """All gradients of this rank. Collective over the group, whatever is needed locally."""
     require_ieee_matmul(x_TH.device)
+    tell = teller(x_TH, backward=True)
+    tell_shared = teller(x_TH, backward=True, prefix="shared_")
     with torch.autocast(x_TH.device.type, enabled=False):
         group = settings.group
         d_out_rows = dispatch(rows_to_send(d_out_TH, schedule), schedule, group)
+        if tell is not None:
+            tell("combined", d_out_TH)
+            tell("route_output", d_out_rows)
         route_S = schedule.token_S * router_TK.shape[1] + schedule.slot_S
         weight_S = router_TK.reshape(-1).index_select(0, route_S)
         rows = expert_backward(
@@ -206,6 +236,7 @@ def backward_pass(
             settings.limit,
             settings.minibatch,
             settings.need_routed_weights,
+            tell,
         )
         d_x_sent = give_back(rows.d_x, schedule, group)
         d_router_sent = give_back(rows.d_router, schedule, group)
@@ -224,14 +255,39 @@ def backward_pass(
                 settings.limit,
                 settings.minibatch,
                 settings.need_shared_weights,
+                tell_shared,
             )
         d_x_TH = combine(None if own is None else own.d_x, d_x_sent, schedule, None)
+        if tell is not None:
+            tell("dispatched", rows.d_x)
+            tell_gradients(tell, d_x_TH, d_router_TK, _weights_of(rows), _weights_of(own))
     return Gradients(
         d_x_TH,
         d_router_TK,
-        (rows.d_gate, rows.d_up, rows.d_down),
+        _weights_of(rows),
         (None, None, None) if own is None else _without_expert_axis(own),
     )
+
+
+def _weights_of(
+    rows: RowGradients | None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    return (None, None, None) if rows is None else (rows.d_gate, rows.d_up, rows.d_down)
+
+
+def tell_gradients(
+    tell: Tell,
+    d_x: torch.Tensor | None,
+    d_router: torch.Tensor | None,
+    routed: Sequence[torch.Tensor | None],
+    shared: Sequence[torch.Tensor | None],
+) -> None:
+    """Tells what a backward gives (mok.stages); None is not told."""
+    tell("router_weights", d_router)
+    for prefix, gradients in (("w_", routed), ("shared_w_", shared)):
+        for name, gradient in zip(("gate", "up", "down"), gradients, strict=True):
+            tell(prefix + name, gradient)
+    tell("x", d_x)
 
 
 def _without_expert_axis(

@@ -27,6 +27,7 @@ from functools import partial
 import torch
 
 from mok.activations import swiglu, swiglu_backward
+from mok.stages import Tell
 from mok.tiles import Piece, multiply, padded, run_pieces, stacked, strips, widened
 
 
@@ -93,11 +94,16 @@ def expert_forward(
     weights: ExpertWeights,
     limit: float | None,
     minibatch: int,
+    tell: Tell | None = None,
 ) -> tuple[torch.Tensor, SavedRows]:
-    """y = bf16(h w_down^T), bf16 [R, H], and the rows that backward needs."""
+    """y = bf16(h w_down^T), bf16 [R, H], and the rows that backward needs.
+
+    tell: gets gate, up and hidden (mok.stages).
+    """
     width = weights.gate.shape[1]
     y_RH = torch.empty_like(x_RH)
     saved = _saved_rows(x_RH, width)
+    told_hidden = None if tell is None else torch.empty_like(saved.gate)
 
     def work(expert: int, start: int, stop: int) -> None:
         gate_up_H2I = stacked(weights.gate[expert], weights.up[expert]).t()
@@ -108,10 +114,16 @@ def expert_forward(
             gate_strip, up_strip = both_strip[:, :width], both_strip[:, width:]
             saved.gate[first:last].copy_(gate_strip[:rows])
             saved.up[first:last].copy_(up_strip[:rows])
-            hidden_strip = swiglu(gate_strip, up_strip, limit).float()
-            y_RH[first:last].copy_(multiply(hidden_strip, down_IH)[:rows])
+            hidden_strip = swiglu(gate_strip, up_strip, limit)
+            if told_hidden is not None:
+                told_hidden[first:last].copy_(hidden_strip[:rows])
+            y_RH[first:last].copy_(multiply(hidden_strip.float(), down_IH)[:rows])
 
     run_pieces(_minibatches(rows_E, minibatch, work), x_RH.device)
+    if tell is not None:
+        tell("gate", saved.gate)
+        tell("up", saved.up)
+        tell("hidden", told_hidden)
     return y_RH, saved
 
 
@@ -148,10 +160,12 @@ def expert_backward(
     limit: float | None,
     minibatch: int,
     need_weights: bool = True,
+    tell: Tell | None = None,
 ) -> RowGradients:
     """Gradients of the rows of all experts, and of the experts' weights unless not needed.
 
     d_out_RH: bf16, the upstream gradient of each row's token. weight_R: fp32 router weights.
+    tell: gets gradients of gate and up, and weighted_hidden (mok.stages).
     """
     device = x_RH.device
     width = weights.gate.shape[1]
@@ -181,6 +195,10 @@ def expert_backward(
             weighted_RI[first:last].copy_(gradients.weighted_hidden[:rows])
 
     run_pieces(_minibatches(rows_E, minibatch, rows_work), device)
+    if tell is not None:
+        tell("gate", d_gate_RI)
+        tell("up", d_up_RI)
+        tell("weighted_hidden", weighted_RI)
     if not need_weights:
         return RowGradients(d_x_RH, d_router_R, None, None, None)
     return RowGradients(

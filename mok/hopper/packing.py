@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mok import stages
 from mok.errors import InputError
 from mok.hopper import maps, records
 from mok.hopper.layout import BLOCK
@@ -111,7 +112,9 @@ def make_results(problem: Problem, saved: int | None) -> Results:
     if saved is None:
         return Results(out)
     rows = max(saved, BLOCK)
-    gate, up = (x.new_empty((rows, problem.gate.shape[1])) for _ in range(2))
+    # Rows beyond the last expert's are never written.
+    make = x.new_zeros if stages.heard() else x.new_empty
+    gate, up = (make((rows, problem.gate.shape[1])) for _ in range(2))
     if problem.shared is None:
         return Results(out, gate, up)
     shape = (x.shape[0], problem.shared[0].shape[0])

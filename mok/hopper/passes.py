@@ -30,6 +30,7 @@ from mok.hopper.symmetric import agree_most
 from mok.hopper.workspace import HopperWorkspace
 from mok.main_gradients import MainGradients
 from mok.portable import SavedRows
+from mok.stages import teller
 
 if TYPE_CHECKING:
     from mok.hopper.pools import WorkspacePool
@@ -72,7 +73,15 @@ def run_forward(
     """
     workspace, num_sms = _workspace(pool, group, problem, knobs)
     kept = saved_rows(problem.x.shape[0], workspace.sizes) if rows is None else rows
-    return launch(workspace, problem, saved=kept if save else None, num_sms=num_sms)
+    found = launch(workspace, problem, saved=kept if save else None, num_sms=num_sms)
+    tell = teller(problem.x)
+    if tell is not None:
+        tell("route_table", problem.topk, "experts")
+        tell("router_weights", problem.router)
+        tell("gate", found.gate)
+        tell("up", found.up)
+        tell("combined", found.out)
+    return found
 
 
 def recompute(
@@ -118,12 +127,12 @@ def run_backward(
     backward = BackwardProblem(d_out, kept, wants, main or MainGradients(), dtype)
     made = launch_backward(workspace, memory, problem, backward, num_sms=num_sms)
     routed = (made.d_gate, made.d_up, made.d_down)
-    return (
-        made.d_x,
-        made.d_router,
-        *routed,
-        *(made.d_shared_gate, made.d_shared_up, made.d_shared_down),
-    )
+    shared = (made.d_shared_gate, made.d_shared_up, made.d_shared_down)
+    tell = teller(problem.x, backward=True)
+    if tell is not None:
+        tell("combined", d_out)
+        engine.tell_gradients(tell, made.d_x, made.d_router, routed, shared)
+    return made.d_x, made.d_router, *routed, *shared
 
 
 def _workspace(

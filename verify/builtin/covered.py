@@ -34,6 +34,7 @@ _LAYER = (
     "operator_shapes",
     "operators",
     "portable",
+    "stages",
     "tiles",
     "workspaces",
 )

@@ -9,7 +9,8 @@ A backward call is not over with its first grad_input: of an input that a module
 places each has one. So it stays open for as long as no other call of its module begins.
 
 It refuses to read anything into names but their dots: `a.b` is inside `a`, and everything inside
-the root. Of an op, named `module/op`, the part before the slash is the module.
+the root. Of an op, named `module/op`, the part before the slash is the module, and so it is of a
+stage of mok's layer, `module/mok.stage`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from verify.tracing.definitions import Definition, Program
 _OPENS = {"input": "output", "grad_output": "grad_input"}
 _CLOSES = {"output", "grad_input"}
 ROOTS = ("", "(root)")  # what the model itself is called
+STAGE = "/mok."
 _STATE = ("parameter", "buffer", "optimizer", "rng", "grad")
 
 
@@ -108,6 +110,12 @@ def is_op(one: Definition) -> bool:
     return "/" in one.name and one.kind in ("input", "output")
 
 
+def stage_of(name: str) -> tuple[str, str] | None:
+    """Module and stage of a probe inside of mok's layer, `module/mok.stage`; None for others."""
+    module, found, stage = name.rpartition(STAGE)
+    return (module, stage) if found else None
+
+
 def inside(name: str, module: str) -> bool:
     """Whether a dotted name is a module's or lies in it; everything lies in the root."""
     return module in ROOTS or name == module or name.startswith(module + ".")
@@ -132,8 +140,9 @@ def _innermost(
     if is_op(one):
         return _latest(open_calls[False], one.name.rpartition("/")[0])
     if one.path == "grad" or one.path.endswith(".grad"):
-        made = probes.get(one.name)
-        return None if made is None else _latest(open_calls[True], made.name)
+        made, stage = probes.get(one.name), stage_of(one.name)
+        module = made.name if made is not None else stage[0] if stage is not None else None
+        return None if module is None else _latest(open_calls[True], module)
     forward = open_calls[False]
     probes[one.name] = forward[-1] if forward else None
     return probes[one.name]

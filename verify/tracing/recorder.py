@@ -31,6 +31,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from mok.stages import listened
 from verify.environment import environment
 from verify.errors import UnsupportedError
 from verify.hashing import dtype_name
@@ -38,6 +39,7 @@ from verify.tracing.definitions import LEVELS, START
 from verify.tracing.files import Header, TraceWriter
 from verify.tracing.hooks import ModuleHooks, gradients_follow
 from verify.tracing.queues import DigestQueue
+from verify.tracing.stages import LayerStages
 from verify.tracing.states import Held, ModelState, listed_optimizers, random_state, rank_and_world
 from verify.tracing.tensors import Found, located, tensors_in
 
@@ -174,6 +176,7 @@ class Recorder:
         self._border()
         self.hooks.attach()
         self._undo.callback(self.hooks.detach)
+        self._undo.enter_context(listened(LayerStages(self)))
         self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if self._level == "op":

@@ -7,7 +7,7 @@ nothing. Every name in it is printable.
 from __future__ import annotations
 
 from verify.rendering.escaping import clipped, printable
-from verify.tracing.calls import ROOTS
+from verify.tracing.calls import ROOTS, stage_of
 from verify.tracing.causes import Cause
 from verify.tracing.findings import Culprit, Place, TraceDiff, label
 
@@ -61,9 +61,24 @@ def sentence(one: Culprit, found: TraceDiff) -> str:
         )
     if one.cause is Cause.RNG:
         return _generator(one, found, where, first)
+    stage = stage_of(one.place.name) if one.place.kind == "probe" else None
+    if stage is not None:
+        return _stage(one, where, stage)
     code = "code outside of modules" if one.around is None else f"code of {_around(one.around)}"
     after = f" after {clipped(one.after, _LONGEST)}" if one.after else ""
     return f"{where}: {code},{after} and before {first}: all that it was given is equal"
+
+
+def _stage(one: Culprit, where: str, stage: tuple[str, str]) -> str:
+    """Of a stage inside of mok's layer."""
+    gradient = one.place.path == "grad" or one.place.path.endswith(".grad")
+    what = f"the gradient at stage {_name(stage[1])}" if gradient else f"stage {_name(stage[1])}"
+    after = f", the last of them {clipped(one.after, _LONGEST)}" if one.after else ""
+    direction = "backward" if gradient else "forward"
+    return (
+        f"{where}, {direction}: {what} of mok's layer in {_around(one.around or stage[0])} differs "
+        f"({event(one.place)}), and all recorded before it in that call is equal{after}"
+    )
 
 
 def at(place: Place) -> str:
