@@ -635,3 +635,93 @@ def nemo_4167(q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:
 def nemo_4167_twin(q: Tensor, k: Tensor, v: Tensor, segments: Tensor) -> Tensor:
     """Tokens look at their own sequence."""
     return attention(q, k, v, segments[:, None] == segments)
+
+
+# BUG-28: a compiled rotary embedding that keeps its products in fp32
+
+BF16 = torch.bfloat16
+ROTARY = {name: verify.normal(16, 64, dtype=BF16) for name in ("q", "cos", "sin")}
+
+
+def half_turned(q: Tensor) -> Tensor:
+    first, second = q.chunk(2, dim=-1)
+    return torch.cat([-second, first], dim=-1)
+
+
+def of_rotary(inputs: Inputs, upstream: Inputs, view: Any) -> dict[str, verify.Reference]:
+    """Eager's contract: both products are rounded to bf16, then their sum."""
+    q, cos, sin = (inputs[name].double() for name in ("q", "cos", "sin"))
+    terms = [q * cos, half_turned(q) * sin]
+    unrounded = sum(term.to(BF16).double() for term in terms)
+    assert isinstance(unrounded, Tensor)
+    budget = 2.0**-7 * (terms[0].abs() + terms[1].abs())
+    return {
+        "out": verify.Reference(
+            sum(terms),
+            budget,
+            unrounded,
+            2.0**-23 * unrounded.abs(),
+            plain=rotary(**inputs),
+        )
+    }
+
+
+def rotary(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Every operation rounds to bf16."""
+    return q * cos + half_turned(q) * sin
+
+
+@verify.case(inputs=ROTARY, **measured(of_rotary))
+def bug_28(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """As a compiler fuses it."""
+    return (q.float() * cos.float() + half_turned(q).float() * sin.float()).to(BF16)
+
+
+@verify.case(inputs=ROTARY, **measured(of_rotary))
+def bug_28_twin(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return rotary(q, cos, sin)
+
+
+# BUG-31: a fused optimizer that rounds otherwise, and one that keeps the loss scale
+
+ADAM = {"parameter": verify.normal(40, 8), "gradients": verify.normal(20, 40, 8)}
+RATE, BETAS, EPS, SCALE = 1e-3, (0.9, 0.999), 1e-8, 65536.0
+
+
+def adam(
+    parameter: Tensor, gradients: Tensor, fused: bool, scale: float = 1.0
+) -> dict[str, Tensor]:
+    """Twenty steps; scale: what the gradients still carry."""
+    first, second = torch.zeros_like(parameter), torch.zeros_like(parameter)
+    for step, gradient in enumerate(gradients * scale, start=1):
+        if fused:
+            first = first + (1 - BETAS[0]) * (gradient - first)
+            second = second + (1 - BETAS[1]) * (gradient * gradient - second)
+        else:
+            first = BETAS[0] * first + (1 - BETAS[0]) * gradient
+            second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
+        root = (second / (1 - BETAS[1] ** step)).sqrt() + EPS
+        parameter = parameter - RATE * (first / (1 - BETAS[0] ** step)) / root
+    return {"parameter": parameter, "exp_avg": first, "exp_avg_sq": second}
+
+
+def of_adam(inputs: Inputs, upstream: Inputs, view: Any) -> dict[str, verify.Reference]:
+    exact = adam(inputs["parameter"].double(), inputs["gradients"].double(), fused=False)
+    sizes = {
+        "parameter": inputs["parameter"].double().abs() + 20 * RATE,
+        "exp_avg": inputs["gradients"].double().abs().amax(0),
+        "exp_avg_sq": exact["exp_avg_sq"],
+    }
+    return {name: verify.reduction(exact[name], sizes[name], 8 * 20, F32) for name in exact}
+
+
+def adam_case(name: str, **how: Any) -> verify.Case:
+    def execute(parameter: Tensor, gradients: Tensor) -> dict[str, Tensor]:
+        return adam(parameter, gradients, **how)
+
+    return verify.case(name=name, inputs=ADAM, **measured(of_adam))(execute)
+
+
+bug_31 = adam_case("bug_31", fused=True, scale=SCALE)
+bug_31_twin = adam_case("bug_31_twin", fused=True)
+bug_31_plain_twin = adam_case("bug_31_plain_twin", fused=False)

@@ -259,6 +259,17 @@ def _measured(e: Execution, compared: set[str]) -> list[Finding]:
     return findings
 
 
+def _not_less_exact(measured: Mapping[str, Any]) -> list[str]:
+    """Other bits are no larger error: a fused kernel that rounds less is nearer to float64."""
+    error, plain = measured.get("relative_l2"), measured.get("plain_relative_l2")
+    if not isinstance(error, float) or not isinstance(plain, float) or not 0 < error <= plain:
+        return []
+    return [
+        f"its error against float64 is {error / plain:.2f} of that of a plain low-precision run: "
+        "not less exact; a rounding that the contract asks for is missing, or a value is kept wider"
+    ]
+
+
 def _measured_finding(
     e: Execution, name: str, reason: str, count: int, text: str, measured: Mapping[str, Any]
 ) -> Finding:
@@ -276,6 +287,8 @@ def _measured_finding(
             f"row {row['row']}: {row['ratio']}" for row in measured.get("worst_rows", ())
         )
         lines.append(f"worst error / budget: {measured.get('worst_ratio')} ({worst_rows})")
+    if reason == "wrong-rounding" and not measured.get("over_budget", 0):
+        lines += _not_less_exact(measured)
     kinds = ("nonfinite", "over_budget", "forbidden")
     explanation = e.differences.get(name, {})
     if key != next((kind for kind in kinds if measured.get(kind, 0)), key):

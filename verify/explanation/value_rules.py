@@ -5,6 +5,7 @@ Each stays silent unless it holds for practically all of them: a wrong hint cost
 
 from collections import Counter
 from collections.abc import Callable
+from math import log2
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ Rule = Callable[[Pattern], str | None]
 _MANY_ROWS = 1 << 17  # beyond which the order of rows is not looked at
 _MANY_ELEMENTS = 1 << 27  # the same, in all rows together
 _BLOCK = 1 << 22  # elements of rows that are widened to int64 at once
+_LOSS_SCALE = 256  # the least power of two that is a scale, not a count of steps
 _LEAST_RATIO = 1e-300  # of b / a and of a / b: beyond it one of them is no number
 _SIGNIFICAND_BITS = {torch.float32: 23, torch.float64: 52, torch.bfloat16: 7}
 _MOSTLY = 0.95  # of the elements that a rule speaks of
@@ -153,6 +155,11 @@ def _ratio(p: Pattern) -> str | None:
     for side, factor in ((p.names[1], ratio), (p.names[0], 1 / ratio)):
         times = round(factor)
         if times >= 2 and abs(factor / times - 1) <= slack + 1e-9:
+            if times >= _LOSS_SCALE and abs(log2(times) - round(log2(times))) <= 1e-6:
+                return (
+                    f"the {side} is 2^{round(log2(times))} times as large in all places: a loss "
+                    "scale that was not divided out (a second moment holds its square)"
+                )
             return (
                 f"the {side} is {times}x in all places: accumulated {times} times instead of once "
                 "(buffer not reset, warm-up or tuning run), or a scale left out on one side"
