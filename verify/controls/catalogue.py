@@ -18,6 +18,7 @@ from verify.controls import (
     measured,
     on_gpu,
     one_process,
+    recordings,
     stored,
     subtleties,
     two_ranks,
@@ -26,7 +27,10 @@ from verify.controls.planting import Control
 from verify.errors import CaseError
 from verify.reasons import REASONS
 
-_HOMES = (one_process, measured, behaviours, subtleties, gaps, stored, two_ranks, deaths, on_gpu)
+_HOMES = (
+    *(one_process, measured, behaviours, subtleties, gaps, stored),
+    *(recordings, two_ranks, deaths, on_gpu),
+)
 CONTROLS: tuple[Control, ...] = tuple(control for home in _HOMES for control in home.CONTROLS)
 DETECTORS: tuple[str, ...] = (*CLAIMS, *REASONS)
 
