@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 TRAINER, ROLLOUT = "trainer", "rollout"
 SIDES = (TRAINER, ROLLOUT)
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
+
+def _none() -> Mapping[str, Any]:
+    return MappingProxyType({})  # a factory: Python 3.11 refuses it as a default
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,11 @@ class Sample:
     prompt: NDArray[np.int64] | None = None
     tokens: NDArray[np.int64] | None = None
     mask: NDArray[np.bool_] | None = None
-    series: Mapping[str, Series] = field(default=_NONE)
-    routing: Mapping[str, Routing] = field(default=_NONE)
-    top: Mapping[str, tuple[Mapping[int, float] | None, ...]] = field(default=_NONE)
+    series: Mapping[str, Series] = field(default_factory=_none)
+    routing: Mapping[str, Routing] = field(default_factory=_none)
+    top: Mapping[str, tuple[Mapping[int, float] | None, ...]] = field(default_factory=_none)
     text: str | None = None
-    meta: Mapping[str, Any] = field(default=_NONE)
+    meta: Mapping[str, Any] = field(default_factory=_none)
 
 
 META: Mapping[str, str] = MappingProxyType(
@@ -145,4 +147,4 @@ class Dump:
     samples: tuple[Sample, ...]
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
-    config: Mapping[str, Any] = field(default=_NONE)
+    config: Mapping[str, Any] = field(default_factory=_none)
