@@ -1,0 +1,208 @@
+"""Pairs what the trainer and the sampler say of the same token: by sample key, then by token id.
+
+Never by text, and never by guessing: lists that do not fit their tokens, other tokens and other
+prompts are reported as misalignments and not scored. What remains stands in columns, one row per
+token, that numbers, metrics and causes are computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from verify.onpolicy.aligning import Aligned, align
+from verify.onpolicy.misalignments import Misalignment
+from verify.onpolicy.samples import ROLLOUT, TRAINER, Dump, Problem, Sample
+from verify.onpolicy.spelling import same_float32
+
+__all__ = ["Misalignment", "Paired", "Pairs", "pair"]
+
+
+@dataclass(frozen=True, eq=False)
+class Paired:
+    """One sample that both sides speak of. Its tokens are rows start .. stop of the columns.
+
+    trainer and rollout are the same object where one record holds both sides. tokens: int64 [n], or
+    None where one record holds both sides' values and no ids.
+    """
+
+    key: str
+    trainer: Sample
+    rollout: Sample
+    tokens: NDArray[np.int64] | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Columns over all tokens of all samples that could be aligned, in the trainer's order.
+
+    sample: int32 [N], index into samples. position: int32 [N], in the response. token: int64 [N],
+    -1 where it is unknown. trainer, rollout: float64 [N], log-probabilities, NaN where absent.
+    counted: bool [N], the mask (True without one). present: bool [N], both sides have a value
+    there, NaN and infinities included. misalignments: what could not be aligned, or only in part.
+    problems, notes: of the files and of pairing. config: of both files, the rollout's first.
+    """
+
+    samples: tuple[Paired, ...]
+    sample: NDArray[np.int32]
+    position: NDArray[np.int32]
+    token: NDArray[np.int64]
+    trainer: NDArray[np.float64]
+    rollout: NDArray[np.float64]
+    counted: NDArray[np.bool_]
+    present: NDArray[np.bool_]
+    misalignments: tuple[Misalignment, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def scored(self) -> NDArray[np.bool_]:
+        """bool [N]: the mask counts it and both sides have a value."""
+        return self.counted & self.present
+
+    @cached_property
+    def finite(self) -> NDArray[np.bool_]:
+        """bool [N]: scored, and neither value is NaN or infinite."""
+        return self.scored & np.isfinite(self.trainer) & np.isfinite(self.rollout)
+
+    @cached_property
+    def difference(self) -> NDArray[np.float64]:
+        """float64 [N]: trainer - rollout; NaN where a value is absent or NaN, or both infinite."""
+        with np.errstate(invalid="ignore"):
+            return self.trainer - self.rollout
+
+
+def pair(trainer: Dump, rollout: Dump | None = None) -> Pairs:
+    """Aligns two dumps, or, where `rollout` is None, the two sides that one dump holds.
+
+    Of two dumps the trainer's values are taken from the first and the rollout's from the second.
+    Where one record of a key holds the trainer's values and another the rollout's, one dump is
+    paired by key too. Nothing raises: what does not fit is in misalignments.
+    """
+    sides = _by_key(trainer, trainer, 0) if rollout is None else _by_key(trainer, rollout, 1)
+    built = _Columns()
+    for key, (ours, theirs) in sides.items():
+        fault = _unpaired(ours, theirs, trainer, rollout)
+        if fault:
+            built.misaligned(fault[0], key, (*ours, *theirs), fault[1])
+        else:
+            built.add(key, ours[0], theirs[0])
+    dumps = (trainer,) if rollout is None else (rollout, trainer)
+    notes = [note for dump in dumps for note in dump.notes]
+    if rollout is not None and _swapped(trainer, rollout):
+        notes.append(
+            "the first file holds only the rollout's log-probabilities and the second only the"
+            " trainer's: give the trainer's file first"
+        )
+    config = {name: value for dump in reversed(dumps) for name, value in dump.config.items()}
+    problems = tuple(problem for dump in dumps for problem in dump.problems)
+    return built.pairs(problems, notes, config)
+
+
+def _by_key(first: Dump, second: Dump, apart: int) -> dict[str, tuple[list[Sample], list[Sample]]]:
+    """Samples of both sides by key; of one dump those that hold a side's values stand for it."""
+    found: dict[str, tuple[list[Sample], list[Sample]]] = {}
+    for place, (dump, side) in enumerate(((first, TRAINER), (second, ROLLOUT))):
+        for sample in dump.samples:
+            entry = found.setdefault(sample.key, ([], []))
+            if apart or side in sample.series or not sample.series:
+                entry[place].append(sample)
+    return found
+
+
+def _unpaired(
+    ours: list[Sample], theirs: list[Sample], trainer: Dump, rollout: Dump | None
+) -> tuple[str, str] | None:
+    for samples, side in ((ours, TRAINER), (theirs, ROLLOUT)):
+        if len(samples) > 1:
+            return "duplicate-key", f"{len(samples)} records of the {side} have this id"
+    if ours and theirs:
+        return None
+    side = ROLLOUT if ours else TRAINER
+    if rollout is None:
+        return "no-logprobs", f"no record of this id has log-probabilities of the {side}"
+    files = ", ".join((rollout if ours else trainer).files)
+    return "missing-sample", f"not among the samples of the {side} ({files})"
+
+
+def _swapped(trainer: Dump, rollout: Dump) -> bool:
+    held = [
+        {side for sample in dump.samples for side in sample.series} for dump in (trainer, rollout)
+    ]
+    return held == [{ROLLOUT}, {TRAINER}]
+
+
+class _Columns:
+    """Gathers aligned samples and joins them once, at the end."""
+
+    def __init__(self) -> None:
+        self.samples: list[Paired] = []
+        self.parts: list[Aligned] = []
+        self.rows = 0
+        self.misalignments: list[Misalignment] = []
+        self.notes: dict[str, list[str]] = {}
+
+    def misaligned(self, kind: str, key: str, samples: Sequence[Sample], what: str) -> None:
+        places = tuple(dict.fromkeys(sample.place for sample in samples))
+        self.misalignments.append(Misalignment(kind, key, places, what))
+
+    def add(self, key: str, trainer: Sample, rollout: Sample) -> None:
+        aligned, found = align(trainer, rollout)
+        for kind, what in found.faults:
+            self.misaligned(kind, key, (trainer, rollout), what)
+        for note in found.notes:
+            self.notes.setdefault(note, []).append(key)
+        if aligned is None:
+            return
+        stop = self.rows + len(aligned.trainer)
+        self.samples.append(Paired(key, trainer, rollout, aligned.tokens, self.rows, stop))
+        self.parts.append(aligned)
+        self.rows = stop
+
+    def pairs(
+        self, problems: tuple[Problem, ...], notes: list[str], config: Mapping[str, Any]
+    ) -> Pairs:
+        lengths = np.array([len(part.trainer) for part in self.parts], np.int64)
+        starts = np.cumsum(lengths) - lengths
+        trainer = _joined([part.trainer for part in self.parts], np.float64)
+        rollout = _joined([part.rollout for part in self.parts], np.float64)
+        spelled = same_float32(trainer, rollout)
+        if spelled.any():
+            trainer[spelled] = rollout[spelled] = trainer[spelled].astype(np.float32)
+            notes.append(
+                "tokens with the same float32 on both sides, written in two ways, which count as"
+                f" equal: {int(spelled.sum())}"
+            )
+        for note, keys in self.notes.items():
+            count = "1 sample" if len(keys) == 1 else f"{len(keys)} samples"
+            notes.append(f"{count}, first {keys[0]}: {note}")
+        return Pairs(
+            tuple(self.samples),
+            np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+            (np.arange(self.rows, dtype=np.int64) - np.repeat(starts, lengths)).astype(np.int32),
+            _joined([_known(part) for part in self.parts], np.int64),
+            trainer,
+            rollout,
+            _joined([part.counted for part in self.parts], np.bool_),
+            _joined([part.present for part in self.parts], np.bool_),
+            tuple(self.misalignments),
+            problems,
+            tuple(notes),
+            config,
+        )
+
+
+def _known(part: Aligned) -> NDArray[np.int64]:
+    return np.full(len(part.trainer), -1, np.int64) if part.tokens is None else part.tokens
+
+
+def _joined(parts: list[NDArray[Any]], dtype: type) -> NDArray[Any]:
+    return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)

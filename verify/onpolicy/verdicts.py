@@ -1,0 +1,280 @@
+"""Decides what pairs, numbers, causes and gates together support. Pure; missing evidence no pass.
+
+What is structurally wrong (misalignments, values that cannot be log-probabilities, a structural
+cause that is claimed) is a MISMATCH by itself. Numeric drift is measured, and judged only by a
+bound that the user set. The reasons are a closed list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from verify.onpolicy.causes.table import Cause
+from verify.onpolicy.gates import Gate, Outcome, look
+from verify.onpolicy.misalignments import KINDS, Misalignment
+from verify.onpolicy.numbers import Numbers
+from verify.onpolicy.pairing import Pairs
+from verify.onpolicy.samples import Problem
+from verify.reasons import EXIT_CODES, Reason, Verdict, worst
+
+_M, _U = Verdict.MISMATCH, Verdict.UNVERIFIED
+
+ONPOLICY_REASONS: Mapping[str, Reason] = MappingProxyType(
+    {
+        reason.name: reason
+        for reason in (
+            Reason(
+                "misaligned",
+                _M,
+                "the two sides do not speak of the same tokens, or a record contradicts itself",
+                "see the kind of misalignment; nothing that is misaligned was scored",
+            ),
+            Reason(
+                "structural-cause",
+                _M,
+                "the two sides did not compute the same quantity",
+                "see the cause, its evidence and its remedy",
+            ),
+            Reason(
+                "non-finite",
+                _M,
+                "NaN or infinity as the log-probability of a token that counts",
+                "look for non-finite logits; do not replace the value. -inf is no probability of"
+                " a token that was sampled: look at what cut the support",
+            ),
+            Reason(
+                "bound-exceeded",
+                _M,
+                "a figure is beyond a bound that was set",
+                "see the causes; or set another bound",
+            ),
+            Reason(
+                "nothing-compared",
+                _U,
+                "no token has a value on both sides and counts",
+                "see misalignments, mask and problems; give log-probabilities of both sides",
+            ),
+            Reason(
+                "vacuous",
+                _U,
+                "every compared value is the same number, so equal values prove nothing",
+                "dump the values that were computed",
+            ),
+            Reason(
+                "missing-sample",
+                _U,
+                "samples of one file have nothing to be compared with",
+                "give both files of the same step, with ids and values for every sample",
+            ),
+            Reason(
+                "missing-values",
+                _U,
+                "tokens that count have no value on a side",
+                "dump a value for every token that counts; null is no value",
+            ),
+            Reason(
+                "not-read",
+                _U,
+                "a record or a field could not be read",
+                "see problems; mend the file",
+            ),
+            Reason(
+                "not-measured",
+                _U,
+                "a bound was set on a figure that was not measured, or is NaN",
+                "see why; NaN is neither under nor over a bound",
+            ),
+            Reason(
+                "no-bound",
+                _U,
+                "values differ, nothing structural was found, and no bound says how much may be",
+                'set one, such as --fail-on "differing_tokens>0" or "abs_p99>0.05"',
+            ),
+        )
+    }
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One reason that applies. what: in numbers, with texts from files as they are: escape them.
+
+    kind: a name of KINDS for misaligned and missing-sample, of the cause, or of the gate's figure.
+    count: samples, tokens or records concerned.
+    """
+
+    reason: str
+    what: str
+    kind: str = ""
+    count: int = 1
+
+    @property
+    def verdict(self) -> Verdict:
+        return ONPOLICY_REASONS[self.reason].verdict
+
+    @property
+    def remedy(self) -> str:
+        """What to do, of the kind of misalignment where there is one."""
+        kind = KINDS.get(self.kind) if self.reason in ("misaligned", "missing-sample") else None
+        return kind.remedy if kind else ONPOLICY_REASONS[self.reason].remedy
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in the document of the report."""
+        return {
+            "reason": self.reason,
+            "verdict": str(self.verdict),
+            "kind": self.kind,
+            "count": self.count,
+            "what": self.what,
+            "remedy": self.remedy,
+        }
+
+
+@dataclass(frozen=True)
+class OnPolicyVerdict:
+    """The verdict with all findings, MISMATCH first, and what each gate said."""
+
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+
+def judge(
+    pairs: Pairs, numbers: Numbers, causes: Sequence[Cause] = (), gates: Sequence[Gate] = ()
+) -> OnPolicyVerdict:
+    """The verdict on one pair of dumps.
+
+    VERIFIED: nothing is structurally wrong or missing, and every compared token has equal values
+    or every gate that limits the mismatch holds. MISMATCH: a structural fault, or a gate fired.
+    UNVERIFIED: nothing was compared, evidence is missing, or values differ and no bound was set.
+    """
+    outcomes = look(gates, pairs, numbers)
+    found = [
+        *_misaligned(pairs.misalignments),
+        *(
+            Finding("structural-cause", _cause(cause), cause.name)
+            for cause in causes
+            if cause.structural and cause.claimed
+        ),
+        *_non_finite(pairs, numbers),
+        *(
+            Finding("bound-exceeded", f"{one.gate.text}: {one.value}", one.gate.name)
+            for one in outcomes
+            if one.fired
+        ),
+        *_missing(pairs, numbers),
+        *(
+            Finding("not-measured", f"{one.gate.text}: {_unmeasured(one)}", one.gate.name)
+            for one in outcomes
+            if one.fired is None
+        ),
+    ]
+    if numbers.figures["differing_tokens"] and not any(one.gate.limits for one in outcomes):
+        found.append(
+            Finding("no-bound", _drift(numbers), count=_count(numbers, "differing_tokens"))
+        )
+    found.sort(key=lambda one: one.verdict is not _M)
+    verdict = worst([one.verdict for one in found]) if found else Verdict.VERIFIED
+    return OnPolicyVerdict(verdict, tuple(found), outcomes)
+
+
+def _misaligned(misalignments: Sequence[Misalignment]) -> list[Finding]:
+    by_kind: dict[str, list[Misalignment]] = {}
+    for one in misalignments:
+        by_kind.setdefault(one.kind, []).append(one)
+    found = []
+    for name in sorted(by_kind, key=tuple(KINDS).index):
+        ones = by_kind[name]
+        reason = "misaligned" if KINDS[name].verdict is _M else "missing-sample"
+        number = "1 sample" if len(ones) == 1 else f"{len(ones)} samples"
+        what = f"{number}, first {ones[0].key}: {ones[0].what}"
+        found.append(Finding(reason, what, name, len(ones)))
+    return found
+
+
+def _cause(cause: Cause) -> str:
+    where = f" ({cause.where})" if cause.where else ""
+    return f"{cause.name}{where}" + (f": {cause.for_[0]}" if cause.for_ else "")
+
+
+def _non_finite(pairs: Pairs, numbers: Numbers) -> list[Finding]:
+    found = []
+    for side, column in (("trainer", pairs.trainer), ("rollout", pairs.rollout)):
+        count = _count(numbers, f"nan_{side}") + _count(numbers, f"inf_{side}")
+        if count:
+            row = int(np.flatnonzero(pairs.scored & ~np.isfinite(column))[0])
+            key = pairs.samples[int(pairs.sample[row])].key
+            what = (
+                f"{count} of the {side}, first {key} position {pairs.position[row]}: {column[row]}"
+            )
+            found.append(Finding("non-finite", what, side, count))
+    return found
+
+
+def _missing(pairs: Pairs, numbers: Numbers) -> list[Finding]:
+    found = []
+    compared = _count(numbers, "finite_tokens")
+    if not compared:
+        found.append(Finding("nothing-compared", _nothing(numbers)))
+    elif not numbers.figures["differing_tokens"] and _constant(pairs):
+        value = pairs.trainer[pairs.scored][0]
+        found.append(Finding("vacuous", f"{compared} tokens, all of them {value}", count=compared))
+    absent = [
+        f"{count} of the {side}"
+        for side in ("trainer", "rollout")
+        if (count := _count(numbers, f"absent_{side}"))
+    ]
+    if absent:
+        rows = pairs.counted & ~pairs.present
+        row = int(np.flatnonzero(rows)[0])
+        key = pairs.samples[int(pairs.sample[row])].key
+        what = f"{' and '.join(absent)}, first {key} position {pairs.position[row]}"
+        found.append(Finding("missing-values", what, count=int(np.count_nonzero(rows))))
+    unread = [problem for problem in pairs.problems if problem.kind != "note"]
+    if unread:
+        found.append(Finding("not-read", _problem(unread[0], len(unread)), count=len(unread)))
+    return found
+
+
+def _constant(pairs: Pairs) -> bool:
+    """All values are one number; a single value says nothing of that, unless it is 0."""
+    values = pairs.trainer[pairs.scored]
+    return bool(np.all(values == values[0])) and (len(values) > 1 or values[0] == 0)
+
+
+def _nothing(numbers: Numbers) -> str:
+    figures = numbers.figures
+    return (
+        f"{figures['samples']} samples aligned, {figures['misaligned_samples']} misaligned;"
+        f" {figures['tokens']} tokens, {figures['masked_tokens']} of them masked"
+    )
+
+
+def _problem(problem: Problem, count: int) -> str:
+    of = f", {problem.field}" if problem.field else ""
+    return f"{count} in all, first {problem.place}{of}: {problem.what}"
+
+
+def _unmeasured(outcome: Outcome) -> str:
+    return "not measured" if outcome.value is None else "NaN"
+
+
+def _drift(numbers: Numbers) -> str:
+    figures = numbers.figures
+    differing, compared = figures["differing_tokens"], figures["compared_tokens"]
+    largest = figures["abs_max"]
+    size = "" if largest is None else f", largest |d| {largest:.4g}"
+    return f"{differing} of {compared} tokens differ{size}"
+
+
+def _count(numbers: Numbers, name: str) -> int:
+    return int(numbers.figures[name] or 0)
