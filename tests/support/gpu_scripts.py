@@ -17,7 +17,7 @@ READERS = (
 )
 NAMES = (
     *(*READERS, "options", "steps", "commands", "parts", "one_gpu"),
-    *("training_model", "training"),
+    *("training_model", "training", "recording"),
 )
 
 Json = dict[str, Any]

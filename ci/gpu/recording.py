@@ -1,0 +1,242 @@
+"""What recording costs: steps of a 12-layer mixture-of-experts transformer, recorded and not.
+
+`python ci/gpu/recording.py --json FILE` on a GPU, with `--device cpu` anywhere. In one run, each in
+turn, round by round: the step alone, verify.record at module level, at op level, and torch's
+DebugMode with hash_tensor, which hashes the outputs of all operations. A ratio is of medians over
+the rounds. Opening and closing a recording are not in it; the state at each step's border is.
+
+It also keeps the size of a step on disk, and refuses to compare runs that did not compute the same:
+the losses of every contender must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from one_gpu import device_or_exit  # beside this file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import mok
+import verify
+from verify.tracing.files import read_recording
+
+LAYERS = 12
+LIMITS = {"cuda": {"module": 1.03, "op": 1.15}, "cpu": {"module": 1.15}}
+"""The most that a recorded step may take, as a share of the step alone."""
+DEARER = 5.0
+"""How many times the cost of the op level DebugMode must have at least."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """tokens of a step, in sequences of `length`; H hidden size, I width, E experts, K slots."""
+
+    tokens: int
+    length: int
+    hidden: int
+    width: int
+    experts: int
+    slots: int
+    words: int
+    heads: int
+
+
+SIZES = {
+    "cuda": Size(16384, 2048, 2048, 768, 32, 4, 32768, 16),
+    "cpu": Size(1024, 256, 256, 256, 8, 2, 1024, 4),
+}
+
+
+class Layer(nn.Module):
+    """Attention and experts, each with its norm and its residual."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.size = size
+        self.before_attention = nn.RMSNorm(size.hidden)
+        self.attention = nn.Linear(size.hidden, 3 * size.hidden, bias=False)
+        self.joined = nn.Linear(size.hidden, size.hidden, bias=False)
+        self.before_experts = nn.RMSNorm(size.hidden)
+        self.router = nn.Linear(size.hidden, size.experts, bias=False)
+        self.experts = mok.MoE(size.experts, size.hidden, size.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, S, H]."""
+        batch, length, hidden = x.shape
+        heads = self.attention(self.before_attention(x)).view(
+            batch, length, 3, self.size.heads, hidden // self.size.heads
+        )
+        q, k, v = (heads[:, :, one].transpose(1, 2) for one in range(3))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, hidden))
+        rows = self.before_experts(x).view(-1, hidden)
+        weights, experts = torch.topk(F.softmax(self.router(rows).float(), -1), self.size.slots)
+        return x + self.experts(rows, experts, weights).view_as(x)
+
+
+class Transformer(nn.Module):
+    """Words in, scores of the next word out."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(size.words, size.hidden)
+        self.layers = nn.ModuleList(Layer(size) for _ in range(LAYERS))
+        self.norm = nn.RMSNorm(size.hidden)
+        self.head = nn.Linear(size.hidden, size.words, bias=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """words int64 [B, S]; bf16 [B, S, V]."""
+        x = self.embedding(words)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+@dataclass
+class Training:
+    """A model, its optimizer and its words, in a state that `start` brings back."""
+
+    size: Size
+    device: torch.device
+
+    def start(self) -> None:
+        """The same model and words, whoever trained before."""
+        torch.manual_seed(0)
+        with torch.device(self.device):
+            self.model = Transformer(self.size).to(torch.bfloat16)
+            shape = (self.size.tokens // self.size.length, self.size.length + 1)
+            self.words = torch.randint(self.size.words, shape)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+    def step(self) -> Tensor:
+        """One step; its loss, still on the device."""
+        self.optimizer.zero_grad()
+        scores = self.model(self.words[:, :-1])
+        loss = F.cross_entropy(scores.flatten(0, 1).float(), self.words[:, 1:].flatten())
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+@contextlib.contextmanager
+def _debug_mode() -> Iterator[None]:
+    from torch.utils._debug_mode import DebugMode
+
+    with DebugMode() as mode, mode.log_tensor_hashes("hash_tensor"):
+        yield
+
+
+def contenders(training: Training, folder: Path) -> dict[str, Callable[[], Any]]:
+    """A context of each, made anew every time."""
+
+    def recorded(level: str) -> Any:
+        return verify.record(folder / level, training.model, level=level, overwrite=True)
+
+    return {
+        "alone": contextlib.nullcontext,
+        "module": lambda: recorded("module"),
+        "op": lambda: recorded("op"),
+        "debug": _debug_mode,
+    }
+
+
+def measure(training: Training, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
+    """Seconds of a step by contender, one number a round, and the losses of each."""
+    seconds: dict[str, list[float]] = {}
+    losses: dict[str, list[float]] = {}
+    for number in range(rounds):
+        for name, context in contenders(training, folder).items():
+            training.start()
+            with context():
+                told = [training.step()]  # makes the optimizer's state, and loads kernels
+                _wait(training.device)
+                began = time.perf_counter()
+                told += [training.step() for _ in range(steps)]
+                _wait(training.device)
+                taken = (time.perf_counter() - began) / steps
+            seconds.setdefault(name, []).append(taken)
+            losses[name] = [float(loss) for loss in told]
+            if sys.stderr.isatty():
+                click.echo(f"round {number}: {name} {1e3 * taken:.1f} ms", err=True)
+    return {"seconds": seconds, "losses": losses}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def rows_of(measured: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """What is kept of each contender: medians, ratios, events and bytes of a step."""
+    alone = statistics.median(measured["seconds"]["alone"])
+    rows = []
+    for name, taken in measured["seconds"].items():
+        median = statistics.median(taken)
+        row = {
+            "name": name,
+            "ms": 1e3 * median,
+            "ratio": median / alone,
+            "spread": (max(taken) - min(taken)) / median,
+            "same": measured["losses"][name] == measured["losses"]["alone"],
+        }
+        path = folder / name / "rank-00000.trace"
+        if path.exists():
+            steps = read_recording(path).steps
+            row |= {"events": len(steps[-1].program.definitions), "bytes": path.stat().st_size}
+            row["recorded_steps"] = len(steps) - 1
+        rows.append(row)
+    return rows
+
+
+def problems(rows: list[dict[str, Any]], device: str) -> list[str]:
+    """What is not as promised."""
+    by_name = {row["name"]: row for row in rows}
+    found = [f"{row['name']} trained otherwise than alone" for row in rows if not row["same"]]
+    for name, limit in LIMITS[device].items():
+        if by_name[name]["ratio"] > limit:
+            found.append(f"{name} takes {by_name[name]['ratio']:.3f} x, at most {limit} is allowed")
+    cost = {name: by_name[name]["ratio"] - 1 for name in ("op", "debug")}
+    if device == "cuda" and cost["debug"] < DEARER * cost["op"]:
+        found.append(f"DebugMode costs {cost['debug'] / cost['op']:.1f} x of op, not {DEARER} x")
+    return found
+
+
+@click.command()
+@click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--device", "where", type=click.Choice(["cuda", "cpu"]), default="cuda")
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=3, show_default=True)
+def main(path: Path | None, where: str, rounds: int, steps: int) -> None:
+    """Measure, print a table, and exit with 1 when recording costs more than is promised."""
+    device = device_or_exit() if where == "cuda" else torch.device("cpu")
+    training = Training(SIZES[where], device)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = rows_of(measure(training, rounds, steps, Path(folder)), Path(folder))
+    for row in rows:
+        size = f", {row['events']} events, {row['bytes']:,} bytes" if "events" in row else ""
+        click.echo(
+            f"{row['name']:7} {row['ms']:9.1f} ms, {row['ratio']:.3f} x, "
+            f"spread {row['spread']:.3f}, same losses: {row['same']}{size}"
+        )
+    wrong = problems(rows, where)
+    document = {"device": where, "rows": rows, "problems": wrong, "rounds": rounds, "steps": steps}
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    click.echo(f"recording: {'; '.join(wrong) if wrong else 'as cheap as promised'}")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
