@@ -7,17 +7,16 @@ thousands of failures still opens; a Content-Security-Policy forbids everything 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jinja2
 from markupsafe import Markup
 
 from verify.rendering import cards, gates, goldens, phrases, rows
 from verify.rendering.cards import COMMAND, LINE, NAME
 from verify.rendering.escaping import clipped
+from verify.rendering.pages import page_templates
 
 Json = Mapping[str, Any]
 LIMIT = 5_000_000  # bytes of the whole page
@@ -63,7 +62,7 @@ class Part:
 
 def render(result: Json) -> str:
     """The page, at most LIMIT bytes of UTF-8, ending in a newline."""
-    macros: Any = _environment().get_template("parts.jinja").module
+    macros: Any = page_templates().get_template("parts.jinja").module
     cases = sorted(
         enumerate(result["cases"]), key=lambda pair: rows.RANK.get(rows.verdict_of(pair[1]), 2)
     )
@@ -71,7 +70,7 @@ def render(result: Json) -> str:
     evidence, anchors = _evidence(cases, macros.case)
     names = rows.columns(result["cases"])
     bad, good = _matrix(cases, names, links, anchors, macros.row)
-    page = _environment().get_template("page.jinja")
+    page = page_templates().get_template("page.jinja")
     return page.render(
         result=_head(result),
         columns=[clipped(name, 24) for name in names],
@@ -82,18 +81,6 @@ def render(result: Json) -> str:
         evidence=evidence,
         gate=_gate(result, macros),
         record=_record(result, macros),
-    )
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("verify.rendering"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
     )
 
 

@@ -20,15 +20,14 @@ from verify.errors import InputFileError
 from verify.reasons import Verdict
 from verify.rendering.escaping import clipped
 from verify.tracing.alignment import align
-from verify.tracing.definitions import START, Definition, Key, Recording
+from verify.tracing.definitions import START, Recording
 from verify.tracing.files import read_folder
 from verify.tracing.findings import SHOWN, Culprit, Left, TraceDiff, label
 from verify.tracing.outcomes import Outcome
 from verify.tracing.rank_diffs import Range, compare_rank, within
-from verify.tracing.shards import merged, shapes
+from verify.tracing.shards import merged, placed, shapes
 
 Run = Mapping[int, Recording]
-_HELD = ("parameter", "buffer", "grad", "optimizer")
 _SHOWN_NOTES = 10
 _OF_ONE_RUN = ".TORCHELASTIC_"  # variables that say which run it is, not how it computes
 _SHOWN_STEPS = 6
@@ -59,7 +58,7 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
             outcomes.append(_sums(runs, steps, lambda _, key: key in elsewhere, left))
     else:
         reasons += _absent(a, runs[0]) + _absent(b, runs[1])
-        outcomes.append(_sums(runs, steps, _placed, left))
+        outcomes.append(_sums(runs, steps, placed, left))
         left += _unplaced(runs, steps, (worlds[0], worlds[1]))
     if len({one.header.level for run in runs for one in run.values()}) > 1:
         left += _ops(outcomes)
@@ -154,10 +153,6 @@ def _sums(runs: tuple[Run, Run], steps: Range, wanted: Any, left: list[Left]) ->
     return found
 
 
-def _placed(one: Definition, _key: Key) -> bool:
-    return one.whole is not None or one.kind in _HELD
-
-
 def _unplaced(runs: tuple[Run, Run], steps: Range, worlds: tuple[int, int]) -> Iterator[Left]:
     """What only a run on the same number of ranks could be compared with."""
     events, examples = 0, dict[str, None]()
@@ -167,7 +162,7 @@ def _unplaced(runs: tuple[Run, Run], steps: Range, worlds: tuple[int, int]) -> I
                 if not within(step.number, steps):
                     continue
                 for key, one in zip(step.program.keys, step.program.definitions, strict=True):
-                    if not _placed(one, key):
+                    if not placed(one, key):
                         events += 1
                         if len(examples) < 3:
                             examples[label(*key)] = None

@@ -23,8 +23,14 @@ _MASK = (1 << 64) - 1
 UNCOVERED = "the parts that the ranks recorded do not add up to the whole"
 FORMS = "the ranks of one run hold it in several dtypes or shapes"
 UNPLACED = "ranks hold another shape than the other run's whole, and nothing says which part"
+_HELD = ("parameter", "buffer", "grad", "optimizer")
 Wanted = Callable[[Definition, Key], bool]
 Shapes = Mapping[tuple[str, str, str], set[tuple[int, ...]]]
+
+
+def placed(one: Definition, _key: Key) -> bool:
+    """Whether an event can be added up over ranks: it has a place in a whole, or all hold it."""
+    return one.whole is not None or one.kind in _HELD
 
 
 @dataclass

@@ -8,21 +8,19 @@ same comparison gives the same bytes.
 
 from __future__ import annotations
 
-import functools
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from verify.errors import InputFileError
 from verify.rendering.escaping import clipped
+from verify.rendering.pages import page_templates
 from verify.results import tool_version, write_text
 from verify.tracing import trace_text
 from verify.tracing.documents import exit_code
-from verify.tracing.findings import Culprit, TraceDiff
+from verify.tracing.findings import TraceDiff
 from verify.tracing.sentences import at, event, sentence, step
 from verify.tracing.timeline import Row, Timeline, timeline
 from verify.tracing.timeline_events import StepEvents, fewer
@@ -54,7 +52,7 @@ def render(found: TraceDiff, picture: Timeline) -> str:
     """The page, at most LIMIT bytes of UTF-8, ending in a newline. Where long names would make it
     larger, fewer events of the step are shown."""
     parts = _parts(found, picture)
-    draw = _environment().get_template("timeline.jinja").render
+    draw = page_templates().get_template("timeline.jinja").render
     if picture.events is None:
         return draw(parts, events=None)
     page = draw(parts, events=_events(found, picture, picture.events))
@@ -92,7 +90,7 @@ def _parts(found: TraceDiff, picture: Timeline) -> dict[str, Any]:
         "head": _head(found),
         "reasons": reasons(found),
         "culprit": _culprit(found),
-        "others": [_also(one, found) for one in found.others],
+        "others": [trace_text.also(one, found) for one in found.others],
         "others_more": found.others_count - len(found.others),
         "ranks": _ranks(picture),
         "rows_shared": -(-len(picture.ranks) // max(len(shared_rows(picture.ranks)), 1)),
@@ -103,18 +101,6 @@ def _parts(found: TraceDiff, picture: Timeline) -> dict[str, Any]:
         "folded": picture.folded,
         "tables": tables(found, picture),
     }
-
-
-@functools.cache
-def _environment() -> jinja2.Environment:
-    return jinja2.Environment(
-        loader=jinja2.PackageLoader("verify.rendering"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
 
 
 def _head(found: TraceDiff) -> dict[str, Any]:
@@ -160,11 +146,6 @@ def _culprit(found: TraceDiff) -> dict[str, Any] | None:
         "b": clipped(one.place.b, DIGEST),
         "hints": [clipped(hint, 2 * LINE) for hint in one.hints],
     }
-
-
-def _also(other: Culprit, found: TraceDiff) -> str:
-    said = sentence(other, found)
-    return f"{said}; or it came from another rank, by a collective" if other.collective else said
 
 
 def _legend(rows: Sequence[Row]) -> list[tuple[str, str]]:

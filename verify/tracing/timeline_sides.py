@@ -13,10 +13,9 @@ from verify.tracing.definitions import Definition, Key, Recording
 from verify.tracing.files import file_name, read_folder, read_recording
 from verify.tracing.findings import TraceDiff
 from verify.tracing.rank_diffs import paired, within
-from verify.tracing.shards import merged, shapes
+from verify.tracing.shards import merged, placed, shapes
 from verify.tracing.timeline_marks import Side
 
-_HELD = ("parameter", "buffer", "grad", "optimizer")
 Pair = tuple[int | None, Side, Side]
 
 
@@ -78,9 +77,7 @@ def _sums(a: Path, b: Path, found: TraceDiff, wanted: set[Key] | None) -> Pair:
     all."""
 
     def takes(one: Definition, key: Key) -> bool:
-        if wanted is None:
-            return one.whole is not None or one.kind in _HELD
-        return key in wanted
+        return placed(one, key) if wanted is None else key in wanted
 
     def side(run: Mapping[int, Recording], other: Mapping[int, Recording]) -> Side:
         total = merged(run, takes, shapes(other.values()), found.steps)

@@ -69,13 +69,14 @@ def _culprit(found: TraceDiff) -> Iterator[str]:
     yield f"  B {printable(place.b)}"
     yield from (f"  hint: {printable(hint)}" for hint in found.culprit.hints)
     for other in found.others[:_SHOWN]:
-        yield f"also: {_also(other, found)}"
+        yield f"also: {also(other, found)}"
     more = found.others_count - min(len(found.others), _SHOWN)
     if more > 0:
         yield f"also: {number(more, 'event')} more whose own inputs are equal"
 
 
-def _also(other: Culprit, found: TraceDiff) -> str:
+def also(other: Culprit, found: TraceDiff) -> str:
+    """What a further event with equal inputs of its own says."""
     said = sentence(other, found)
     return f"{said}; or it came from another rank, by a collective" if other.collective else said
 
