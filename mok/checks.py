@@ -126,8 +126,12 @@ def check_tensor(
     shape: tuple[int | None, ...],
     device: torch.device,
     legend: str,
+    weights: bool = False,
 ) -> None:
-    """Shape (None: any size), dtype, device and contiguity of one argument; raises InputError."""
+    """Shape (None: any size), dtype, device and contiguity of one argument; raises InputError.
+
+    weights: experts' matrices [E, ...] may lie apart, as halves of a fused tensor do.
+    """
     if isinstance(tensor, tuple):
         raise UnsupportedError(
             f"{name} is a tuple, the form of MXFP8 weights (data, scales); the portable backend "
@@ -151,11 +155,16 @@ def check_tensor(
         raise InputError(
             f"{name} is on {tensor.device}; allowed: {device}, where the workspace is. Move it."
         )
-    if not tensor.is_contiguous():
+    if not tensor.is_contiguous() and not (weights and _apart(tensor)):
         raise InputError(
             f"{name} has strides {list(tensor.stride())}; allowed: contiguous. "
             "Call .contiguous() first."
         )
+
+
+def _apart(weights: torch.Tensor) -> bool:
+    """Whether each expert's matrix is contiguous, and none reaches into the next one's."""
+    return weights[:1].is_contiguous() and weights.stride(0) >= weights[:1].numel()
 
 
 def check_limit(limit: float | None) -> None:
@@ -168,17 +177,18 @@ def check_routed(
     gate: object, up: object, down: object | None, hidden: int, device: torch.device
 ) -> int:
     """Check the routed weights (down None: not needed here); returns E_local."""
-    check_tensor("w_routed_gate", gate, torch.bfloat16, (None, None, hidden), device, "[E, I, H]")
+    any_size = (None, None, hidden)
+    check_tensor("w_routed_gate", gate, torch.bfloat16, any_size, device, "[E, I, H]", True)
     assert isinstance(gate, torch.Tensor)
     experts, width = gate.shape[:2]
     for name, size in (("experts per rank", experts), ("width I", width)):
         if size < 1:
             raise InputError(f"w_routed_gate has {size} {name}; allowed: 1 or more.")
     shape = (experts, width, hidden)
-    check_tensor("w_routed_up", up, torch.bfloat16, shape, device, "[E, I, H]")
+    check_tensor("w_routed_up", up, torch.bfloat16, shape, device, "[E, I, H]", True)
     if down is not None:
         shape = (experts, hidden, width)
-        check_tensor("w_routed_down", down, torch.bfloat16, shape, device, "[E, H, I]")
+        check_tensor("w_routed_down", down, torch.bfloat16, shape, device, "[E, H, I]", True)
     return experts
 
 

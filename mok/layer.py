@@ -41,7 +41,8 @@ def moe(
     """out = shared(x) + sum over k of router_weights[:, k] * expert[topk_experts[:, k]](x).
 
     x: bf16 [T, H]. topk_experts: int64 [T, K], global ids, -1 for an unused slot. router_weights:
-    fp32 [T, K]. w_gate, w_up: bf16 [E, I, H]; w_down: bf16 [E, H, I], this rank's experts. shared:
+    fp32 [T, K]. w_gate, w_up: bf16 [E, I, H]; w_down: bf16 [E, H, I], this rank's experts, each
+    contiguous: halves of a fused [E, 2 I, H] need no copy. shared:
     (gate [I_shared, H], up, down [H, I_shared]). Returns bf16 [T, H].
 
     Differentiable in x, router_weights and the weights; weight gradients are accumulated in fp32

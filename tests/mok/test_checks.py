@@ -59,6 +59,8 @@ def call():
         ("w_routed_up", lambda w: w[:, :8].contiguous(), r"w_routed_up has shape \[4, 8, 32\]"),
         ("w_routed_down", lambda w: w.mT, r"w_routed_down has shape \[4, 16, 32\]"),
         ("w_routed_down", lambda w: None, r"w_routed_down is None"),
+        ("w_routed_up", lambda w: w[:1].expand(4, -1, -1), r"w_routed_up has strides \[0, 32, 1\]"),
+        ("w_routed_up", lambda w: w.mT.contiguous().mT, r"w_routed_up has strides \[512, 1, 16\]"),
         ("w_shared_up", lambda w: None, r"given = \[True, False, True\]; allowed: all of them"),
         ("w_shared_down", lambda w: w[:, :4].contiguous(), r"w_shared_down has shape \[32, 4\]"),
         ("swiglu_limit", lambda _: -1.0, r"swiglu_limit = -1.0; allowed: None or a positive"),
@@ -69,6 +71,17 @@ def call():
 def test_a_wrong_argument_is_named(call, name, change, message):
     with pytest.raises(InputError, match=message):
         call(name, change)
+
+
+def test_weights_of_experts_may_lie_apart(call):
+    """Halves of a fused tensor, as views, give the bits of the copies."""
+    whole = call("swiglu_limit", lambda _: None)[0]
+
+    def half(weight):
+        return torch.cat([weight, weight + 1], dim=1)[:, : weight.shape[1]]
+
+    for name in ("w_routed_gate", "w_routed_up", "w_routed_down"):
+        assert torch.equal(whole, call(name, half)[0])
 
 
 def test_the_number_of_experts_must_be_the_schedules(call):

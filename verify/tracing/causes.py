@@ -7,7 +7,8 @@ gradient of its grad_outputs and of the forward's values; a parameter after the 
 gradient, itself and its optimizer's state before. All others inherit.
 
 It refuses to blame a module of which something recorded differs already, even where that may not
-matter, and to separate the parameter gradients of one step: clipping by a common norm and sums over
+matter, or of which a parameter was written by hand within the step (when, is not recorded), and to
+separate the parameter gradients of one step: clipping by a common norm and sums over
 ranks mix them before they are recorded.
 """
 
@@ -39,6 +40,7 @@ class Cause(StrEnum):
     BACKWARD = "backward"  # a module, in its backward pass, or the gradients of parameters
     OPTIMIZER = "optimizer"  # parameters or its own state, after its step
     RNG = "rng"  # a generator's state alone
+    SET = "set"  # parameters that other code than an optimizer wrote in a step without gradients
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,11 @@ class _Step:
             for one, mark in zip(program.definitions, marks, strict=True)
             if mark and one.kind == "grad"
         }
+        self._set = set[str]()  # parameters that were written by hand, and the modules above them
+        if not any(one.kind.startswith("grad") for one in program.definitions):
+            for one, mark in zip(program.definitions, marks, strict=True):
+                if mark and one.kind == "parameter" and not known.differs(one.name):
+                    self._set.update(_prefixes(one.name))
         others = [
             bool(mark) and one.kind not in ("grad", *STATE)
             for one, mark in zip(program.definitions, marks, strict=True)
@@ -150,6 +157,8 @@ class _Step:
             return Cause.START
         if one.kind == "rng":
             return None if self._any_before(place) else Cause.RNG
+        if one.kind == "parameter" and one.name in self._set:
+            return Cause.SET
         if one.kind in ("parameter", "optimizer"):
             before = self._known.differs(one.name) or self._known.optimizer[one.name] > 0
             return None if before or one.name in self._gradients else Cause.OPTIMIZER
@@ -200,7 +209,7 @@ class _Step:
         """Whether all that a call could use before a place is equal."""
         if self._before[until] > self._before[call.start] or self._drawn:
             return False
-        if self._known.differs(call.name):
+        if self._known.differs(call.name) or ("" if call.name in ROOTS else call.name) in self._set:
             return False
         forward = self._calls.forward.get(call.name, ()) if call.backward else ()
         return not any(self._touched(one) for one in forward)

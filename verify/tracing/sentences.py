@@ -22,7 +22,10 @@ def sentence(one: Culprit, found: TraceDiff) -> str:
     many = f"{first} and {others} more" if others else first
     if one.cause is Cause.START:
         if one.place.kind == "rng" and not others:
-            return f"before the first step {first} differs already: another seed"
+            return (
+                f"before the first step {first} differs already: another seed, or a resume that "
+                f"did not restore it{_user(one, found)}"
+            )
         return f"before the first step state differs already, {many}: other weights, seed or resume"
     if one.cause is Cause.DATA:
         return (
@@ -58,6 +61,11 @@ def sentence(one: Culprit, found: TraceDiff) -> str:
         return (
             f"{where}, optimizer: {many} {_differ(one)} after it, while gradient, value and state "
             "before are equal: its arithmetic, learning rate or other settings"
+        )
+    if one.cause is Cause.SET:
+        return (
+            f"{where}: {many} {_differ(one)} after it, and no gradient was recorded in it: other "
+            "code than an optimizer wrote there, such as weights that were loaded or synchronised"
         )
     if one.cause is Cause.RNG:
         return _generator(one, found, where, first)
@@ -140,6 +148,14 @@ def _gradients(one: Culprit, where: str, many: str) -> str:
 
 
 def _generator(one: Culprit, found: TraceDiff, where: str, first: str) -> str:
+    return (
+        f"{where}: {first} differs alone: something in this step drew other random numbers, or "
+        f"another number of them{_user(one, found)}"
+    )
+
+
+def _user(one: Culprit, found: TraceDiff) -> str:
+    """What differs first after a generator, and so has probably drawn from it."""
     here = one.place
     later = [
         place
@@ -148,10 +164,6 @@ def _generator(one: Culprit, found: TraceDiff, where: str, first: str) -> str:
         and place.kind != "rng"
         and (place.step, place.index) > (here.step, here.index)
     ]
-    user = (
-        f"; the first to differ after it: {event(later[0])}, {step(later[0].step)}" if later else ""
-    )
-    return (
-        f"{where}: {first} differs alone: something in this step drew other random numbers, or "
-        f"another number of them{user}"
-    )
+    if not later:
+        return ""
+    return f"; the first to differ after it: {event(later[0])}, {step(later[0].step)}"

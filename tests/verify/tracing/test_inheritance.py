@@ -8,6 +8,7 @@ from verify.reasons import Verdict
 from verify.tracing.causes import Cause
 from verify.tracing.divergence import diff
 from verify.tracing.files import TraceWriter
+from verify.tracing.sentences import sentence
 
 
 def compare(tmp_path, *steps, first=0):
@@ -94,10 +95,23 @@ def test_state_that_is_equal_again_excuses_nothing(tmp_path):
         module,
         ["m input 0", "m output!", "m.w parameter"],
     )
-    assert blamed(found) == [
-        (Cause.OPTIMIZER, "m.w", "parameter"),
-        (Cause.FORWARD, "m", "output"),
-    ]
+    assert blamed(found) == [(Cause.SET, "m.w", "parameter"), (Cause.FORWARD, "m", "output")]
+
+
+def test_a_parameter_that_other_code_than_an_optimizer_wrote(tmp_path):
+    """When in the step is not recorded, so its module is not blamed for what it made of it."""
+    steps = ["m input 0", "m output", "m.w parameter"], ["m input 0", "m output!", "m.w parameter!"]
+    found = compare(tmp_path / "set", *steps)
+    assert blamed(found) == [(Cause.SET, "m.w", "parameter")]
+    assert "weights that were loaded or synchronised" in sentence(found.culprit, found)
+    later = compare(tmp_path / "later", *steps, ["m input 0", "m output!", "m.w parameter!"])
+    assert blamed(later) == [(Cause.SET, "m.w", "parameter")]
+    other = compare(tmp_path / "other", ["n input 0", "n output!", "m.w parameter!"])
+    assert blamed(other) == [(Cause.FORWARD, "n", "output"), (Cause.SET, "m.w", "parameter")]
+    trained = compare(tmp_path / "t", ["m input 0", "m output!", "m.w grad!", "m.w parameter!"])
+    assert blamed(trained) == [(Cause.FORWARD, "m", "output")]
+    behind = compare(tmp_path / "b", ["m grad_output", "m grad_input 0!", "m.w parameter!"])
+    assert blamed(behind)[0] == (Cause.BACKWARD, "m", "grad_input")
 
 
 def test_tensors_without_elements_are_no_evidence(tmp_path):

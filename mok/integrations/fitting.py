@@ -1,0 +1,153 @@
+"""Whether the experts of a transformers model are a layer that `mok` computes, and why not.
+
+It exists so that a model which does not fit is refused in words, never run by something else in
+silence. The library's own marks say how weights are stored; what a module does between its two
+products is found by its values on a grid, since nothing marks it. Needs no transformers: it reads
+attributes. Refuses to trust an attribute that is not there.
+
+Legend: E experts, H hidden size, I width.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from mok.errors import UnsupportedError
+
+_LIMITS = ("limit", "swiglu_limit")
+"""Attributes that hold the bound of a clamped SwiGLU, in the models of the library."""
+_MARKS = (
+    ("is_transposed", False, "its weights are stored transposed, [E, H, 2 I] and [E, I, H]"),
+    ("is_concatenated", True, "columns of gate and up alternate in gate_up_proj"),
+    ("has_gate", True, "it has no gate, so no SwiGLU"),
+    ("has_bias", False, "its products have biases (gate_up_proj_bias, down_proj_bias)"),
+    ("has_post_expert_norm", False, "it normalises the result of each expert"),
+)
+_SLOPES = ("alpha", "swiglu_alpha")
+_HAS_GATE = 2
+_GRID = (-30.0, -3.5, -1.5, -1.0, -0.25, 0.0, 0.25, 1.0, 1.5, 3.5, 30.0)
+_SAME = 1e-5  # of float32 values; other activations differ by far more somewhere on the grid
+
+
+def swiglu_limit(experts: nn.Module) -> float | None:
+    """The swiglu_limit of mok.moe with which it computes what these experts compute.
+
+    Raises UnsupportedError that lists all that does not fit.
+    """
+    marks = tuple(getattr(experts, name, None) for name, _, _ in _MARKS)
+    act = getattr(experts, "act_fn", None)
+    limits = tuple(_number(getattr(experts, name, None)) for name in _LIMITS)
+    slopes = [_number(getattr(experts, name, None)) for name in _SLOPES]
+    alpha = next((slope for slope in slopes if slope is not None), None)
+    act_class = None if act is None else type(act)
+    limit, refusal = _judged(type(experts), act_class, marks, limits, alpha)
+    if refusal:
+        raise UnsupportedError(refusal)
+    return limit
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+@torch.compiler.assume_constant_result  # its arguments are classes and constants
+def _judged(
+    kind: type,
+    act: type | None,
+    marks: tuple[object, ...],
+    limits: tuple[float | None, ...],
+    alpha: float | None,
+) -> tuple[float | None, str]:
+    return _judge(kind, act, marks, limits, alpha)
+
+
+@functools.cache
+def _judge(
+    kind: type,
+    act: type | None,
+    marks: tuple[object, ...],
+    limits: tuple[float | None, ...],
+    alpha: float | None,
+) -> tuple[float | None, str]:
+    """The limit, and the text of a refusal or ""."""
+    unknown = [name for (name, _, _), mark in zip(_MARKS, marks, strict=True) if mark is None]
+    if unknown:
+        found = [f"it does not say {', '.join(unknown)}: not an experts module of transformers?"]
+        limit = None
+    else:
+        found = [
+            what for (_, fits, what), mark in zip(_MARKS, marks, strict=True) if mark is not fits
+        ]
+        limit, problem = _gate(kind, act, limits, alpha) if marks[_HAS_GATE] else (None, "")
+        if problem:
+            found.append(problem)
+    if not found:
+        return limit, ""
+    told = "; ".join(f"({number}) {what}" for number, what in enumerate(found, 1))
+    return None, (
+        f"mok cannot run {kind.__name__}: {told}. mok takes gate_up_proj [E, 2 I, H] (gate above "
+        "up) and down_proj [E, H, I] without biases, and silu(gate) * up, clamped or not. Choose "
+        "another implementation: model.set_experts_implementation('grouped_mm')."
+    )
+
+
+def _gate(
+    kind: type, act: type | None, limits: tuple[float | None, ...], alpha: float | None
+) -> tuple[float | None, str]:
+    """The limit with which a class's _apply_gate is SwiGLU, or else what it is, as far as known.
+
+    It is called with what is given here only, so nothing else that it reads goes unnoticed.
+    """
+    other = "its activation is not silu(gate) * up"
+    apply = getattr(kind, "_apply_gate", None)
+    if apply is None:
+        return None, f"{other}: it has no _apply_gate"
+    if act is not None and _settable(act):
+        return None, f"{other}: {act.__name__} has settings, so its class does not say what it is"
+    bounds = [limit for limit in limits if limit is not None]
+    points = sorted({*_GRID, *(sign * 2.0 * limit for limit in bounds for sign in (-1, 1))})
+    line = torch.tensor(points, dtype=torch.float32, device="cpu")
+    gate, up = (part.flatten() for part in torch.meshgrid(line, line, indexing="ij"))
+    given = SimpleNamespace(
+        act_fn=None if act is None else act(),
+        **dict(zip(_LIMITS, limits, strict=True)),
+        **({} if alpha is None else dict.fromkeys(_SLOPES, alpha)),
+    )
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        try:
+            got = apply(given, torch.stack([gate, up], dim=1))
+        except Exception as error:  # whatever somebody's model raises
+            return None, f"{other} ({type(error).__name__}: {error})"
+        for limit in (*bounds, None):
+            if _same(got, _swiglu(gate, up, limit)):
+                return limit, ""
+            if alpha is not None and _same(got, _swiglu(gate, up, limit, alpha, 1.0)):
+                clamped = "" if limit is None else f", clamped at {limit:g}"
+                told = f"gate * sigmoid({alpha:g} gate) * (up + 1){clamped}"
+                return None, f"its activation is {told}, not silu(gate) * up"
+    return None, other
+
+
+def _settable(act: type) -> bool:
+    """Whether two activations of a class may differ: whether it is made with arguments."""
+    own = [kind for kind in act.__mro__ if kind not in nn.Module.__mro__]
+    return act is not nn.SiLU and any("__init__" in vars(kind) for kind in own)
+
+
+def _swiglu(
+    gate: Tensor, up: Tensor, limit: float | None, alpha: float = 1.0, shift: float = 0.0
+) -> Tensor:
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * (up + shift)
+
+
+def _same(got: object, wanted: Tensor) -> bool:
+    if not isinstance(got, Tensor) or got.numel() != wanted.numel():
+        return False
+    error = (got.flatten().float() - wanted).abs()
+    return bool((error <= _SAME * (1.0 + wanted.abs())).all())

@@ -1,0 +1,126 @@
+"""`mok` as an experts implementation of Hugging Face transformers, chosen by a config value.
+
+    import mok.integrations.transformers  # registers it
+    model = AutoModelForCausalLM.from_pretrained(
+        name, dtype=torch.bfloat16, experts_implementation="mok"
+    )
+
+or `model.set_experts_implementation("mok")` later. Router, shared experts and everything else stay
+the model's; its parameters stay as they are stored, mok reads views of them, and gradients arrive
+in them. transformers does not save the choice with a model. Runs bf16 weights, or other ones under
+torch.autocast to bf16. Refuses by name, when such a layer is called, what mok does not compute
+(`fitting`, or `check` before); there is no other implementation behind it. Where transformers
+splits experts over ranks, each rank's part is rounded to bf16 before transformers adds them up, so
+bits then depend on how many ranks there are.
+
+Legend: T tokens, K slots, E experts, H hidden size, I width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from mok.config import MoKConfig
+from mok.errors import InputError, UnsupportedError
+from mok.hopper.support import check_backend
+from mok.integrations.fitting import swiglu_limit
+from mok.layer import moe
+
+try:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
+except ImportError as error:
+    raise ImportError(
+        "mok.integrations.transformers needs transformers 5.24 or newer, with its table of experts "
+        f"implementations; install mok-verify[transformers] ({error})"
+    ) from error
+
+NAME = "mok"
+Experts = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
+
+
+def register(name: str = NAME, *, backend: str = "auto", config: MoKConfig | None = None) -> None:
+    """Makes an `experts_implementation` of this name. "mok" is there after the import.
+
+    backend, config: as of mok.moe. Registering a name again replaces it. Raises InputError for an
+    unknown backend and for a name that is somebody else's.
+    """
+    check_backend(backend)
+    theirs = name in ALL_EXPERTS_FUNCTIONS and ALL_EXPERTS_FUNCTIONS[name].__module__ != __name__
+    if name == "eager" or theirs:
+        raise InputError(
+            f"experts implementation {name!r} is there already and not mok's; allowed: another "
+            "name. Leave it out for 'mok'."
+        )
+    ExpertsInterface.register(name, _experts_forward(backend, config))
+
+
+def check(model: nn.Module) -> int:
+    """Raises UnsupportedError if mok cannot run the experts of a model; returns how many layers.
+
+    Runs nothing; 0 is an error, too. Dtypes and devices are checked when the model runs.
+    """
+    found = [
+        module
+        for module in model.modules()
+        if hasattr(module, "down_proj") and hasattr(type(module), "_apply_gate")
+    ]
+    for module in found:
+        swiglu_limit(module)
+    if not found:
+        raise UnsupportedError(
+            f"{type(model).__name__} has no experts module that transformers lets others run; "
+            "allowed: a model with mixture-of-experts layers, not quantised."
+        )
+    return len(found)
+
+
+def _experts_forward(backend: str, config: MoKConfig | None) -> Experts:
+    def mok_experts_forward(
+        self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    ) -> Tensor:
+        """hidden_states [T, H], top_k_index [T, K], top_k_weights [T, K]; out [T, H]."""
+        limit = swiglu_limit(self)
+        gate_up, down = _weights(self, hidden_states)
+        gate, up = gate_up.chunk(2, dim=1)
+        if getattr(self, "_is_expert_parallel", False):  # ids of other ranks' experts are E
+            top_k_index = torch.where(top_k_index < gate_up.shape[0], top_k_index, -1)
+        out = moe(
+            hidden_states.contiguous(),
+            top_k_index.to(torch.int64).contiguous(),
+            top_k_weights.to(torch.float32).contiguous(),
+            gate,
+            up,
+            down,
+            swiglu_limit=limit,
+            config=config,
+            backend=backend,
+        )
+        return out.to(hidden_states.dtype)
+
+    return mok_experts_forward
+
+
+def _weights(experts: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """gate_up_proj and down_proj, of a dtype that mok computes in."""
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    assert isinstance(gate_up, Tensor)
+    assert isinstance(down, Tensor)
+    cast = (
+        torch.is_autocast_enabled(x.device.type)
+        and torch.get_autocast_dtype(x.device.type) == torch.bfloat16
+    )
+    allowed = (torch.bfloat16, torch.float16, torch.float32) if cast else (torch.bfloat16,)
+    for name, weight in (("gate_up_proj", gate_up), ("down_proj", down)):
+        if weight.dtype not in allowed:
+            raise UnsupportedError(
+                f"mok cannot run {type(experts).__name__}: {name} is {weight.dtype}; allowed: "
+                "torch.bfloat16, or float32 and float16 under torch.autocast to bfloat16. Load the "
+                "model with dtype=torch.bfloat16, or choose another experts implementation."
+            )
+    return gate_up, down
+
+
+register()
