@@ -1,0 +1,1 @@
+"""Readers of the files that samplers and trainers leave: one module per family of formats."""
