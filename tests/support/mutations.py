@@ -110,6 +110,8 @@ def _changed(value: Any, edits: list[tuple[tuple[Any, ...], str, Any]]) -> str:
             old = node[path[-1]]
         except (KeyError, IndexError, TypeError):  # an earlier change took it away
             continue
+        if not isinstance(node, dict | list):
+            continue  # a text that an earlier change put there
         if kind == "remove":
             del node[path[-1]]
         elif kind == "rename" and isinstance(node, dict):

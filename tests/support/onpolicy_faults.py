@@ -298,7 +298,8 @@ def outlier_place(rng: np.random.Generator, scene: Scene) -> Fault:
     places = {
         name: getattr(scene, name)
         for name in ("rank", "rollout_rank", "batch_position")
-        if len(np.unique(getattr(scene, name))) >= 3
+        if len(counts := np.unique(getattr(scene, name), return_counts=True)[1]) >= 3
+        and counts.max() >= 2
     }
     where = str(rng.choice(sorted(places)))
     numbers, counts = np.unique(places[where], return_counts=True)
