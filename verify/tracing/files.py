@@ -7,8 +7,8 @@ file that can be read up to its last whole frame. A frame is its payload's lengt
     H  JSON  what the recording says of itself; the first frame
     D  JSON  a list of definitions, each before its first use
     P  JSON  a program: its id and the ids of its definitions in the order of execution
-    S        a step: uint32 program, int64 number, uint8 flags (1: ended by an exception), and
-             32 bytes of lanes for each entry of the program
+    S        a step: uint32 program, int64 number, uint8 flags (1: ended by an exception, 2: the
+             rest is deflated), and 32 bytes of lanes for each entry of the program
     E  JSON  the number of steps, why the recording ended, what it could not take; the last frame
 
 Reading imports no torch. It refuses a file without a whole header, and one of another version; a
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ from verify.tracing.frames import (
     frame,
     header_fields,
     header_of,
+    inflated,
     json_frame,
     parsed,
     split_frame,
@@ -66,7 +68,7 @@ __all__ = [
 
 MAGIC = b"VTRACE1\n"
 _STEP = struct.Struct("<IqB")
-_FAILED = 1
+_FAILED, _DEFLATED = 1, 2
 _NAME = re.compile(r"rank-(\d{5,})\.trace")
 
 
@@ -132,8 +134,12 @@ class TraceWriter:
         if program is None:
             program = self._programs[key] = len(self._programs)
             frames += json_frame("P", {"id": program, "entries": key})
-        head = _STEP.pack(program, number, _FAILED if failed else 0)
-        self._write(frames + frame("S", head + lanes))
+        # A tensor that is met again has the same lanes: a module's output, the next one's input.
+        small = zlib.compress(lanes, 1)
+        deflated = len(small) < len(lanes)
+        flags = _FAILED * failed | _DEFLATED * deflated
+        head = _STEP.pack(program, number, flags)
+        self._write(frames + frame("S", head + (small if deflated else lanes)))
         self._steps += 1
 
     def close(self, reason: str = "finished", skipped: Mapping[str, str] | None = None) -> None:
@@ -278,7 +284,10 @@ class _Reader:
         program, lanes = self._programs.get(number), payload[_STEP.size :]
         if program is None:
             raise BrokenFrame(f"step {step} has program {number}, which was not defined")
-        if len(lanes) != LANES_BYTES * len(program.definitions):
+        size = LANES_BYTES * len(program.definitions)
+        if flags & _DEFLATED:
+            lanes = inflated(lanes, size)
+        if len(lanes) != size:
             raise BrokenFrame(f"step {step} has {len(lanes)} bytes of lanes, not 32 for each entry")
         last = self._steps[-1].number if self._steps else START - 1
         if step <= last:

@@ -56,6 +56,18 @@ def split_frame(data: bytes, at: int) -> tuple[str, bytes, int]:
     return chr(kind), data[body:end], end + CRC_BYTES
 
 
+def inflated(data: bytes, size: int) -> bytes:
+    """What was deflated to `data`; BrokenFrame unless that is `size` bytes, and no more is made."""
+    try:
+        stream = zlib.decompressobj()
+        whole = stream.decompress(data, size + 1)
+    except zlib.error as error:
+        raise BrokenFrame(f"a frame cannot be inflated: {error}") from None
+    if len(whole) != size or not stream.eof or stream.unused_data:
+        raise BrokenFrame(f"a frame does not inflate to {size} bytes")
+    return whole
+
+
 def parsed(payload: bytes, kind: type) -> Any:
     """The JSON value of a payload, which must be of type `kind`."""
     try:

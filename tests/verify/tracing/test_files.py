@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -279,3 +281,40 @@ def test_frames_that_say_nonsense_end_the_reading(tmp_path: Path, added: bytes, 
 def test_reading_imports_no_torch() -> None:
     code = "import sys, verify.tracing.files; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_lanes_that_repeat_are_deflated_and_random_ones_are_not(tmp_path: Path) -> None:
+    lanes = bytes(range(32))
+    for name, entries in (
+        ("same", [lanes] * 50),
+        ("other", [bytes([n]) + lanes[1:] for n in range(50)]),
+    ):
+        path = written(
+            tmp_path / name,
+            [("a", "output", "", "int8", ())],
+            [([(0, one) for one in entries], False)],
+        )
+        (step,) = read_recording(path).steps
+        assert step.lanes == b"".join(entries)
+        assert b"".join(entries) not in path.read_bytes()
+    rare = random.Random(0).randbytes(32 * 50)
+    entries = [(0, rare[at : at + 32]) for at in range(0, len(rare), 32)]
+    path = written(tmp_path / "rare", [("a", "output", "", "int8", ())], [(entries, False)])
+    assert rare in path.read_bytes()
+    assert read_recording(path).steps[0].lanes == rare
+
+
+@pytest.mark.parametrize(
+    ("size", "data", "said"),
+    [
+        (64, zlib.compress(bytes(65)), "does not inflate to 64 bytes"),
+        (64, zlib.compress(bytes(1 << 24)), "does not inflate to 64 bytes"),
+        (64, zlib.compress(bytes(32)), "does not inflate to 64 bytes"),
+        (64, zlib.compress(bytes(64)) + b"x", "does not inflate to 64 bytes"),
+        (64, zlib.compress(bytes(64))[:-1], "does not inflate to 64 bytes"),
+        (64, b"not deflated", "cannot be inflated"),
+    ],
+)
+def test_what_does_not_inflate_to_its_size_is_broken(size: int, data: bytes, said: str) -> None:
+    with pytest.raises(frames.BrokenFrame, match=said):
+        frames.inflated(data, size)
