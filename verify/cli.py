@@ -16,6 +16,8 @@ import click
 
 from verify import diffs, listing, rendering, reports, results, scaffold
 from verify.golden_cli import golden
+from verify.onpolicy_cli import onpolicy
+from verify.replay_cli import replay
 from verify.terminal import TEXT_OR_JSON, Verbs, emit, epilog, fail, progress, speaks
 from verify.trace_cli import trace
 from verify.weights_cli import weights
@@ -296,6 +298,8 @@ def init(path: Path) -> int:
 
 
 main.add_command(golden)
+main.add_command(onpolicy)
+main.add_command(replay)
 main.add_command(trace)
 main.add_command(weights)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from verify.terminal import TEXT_OR_JSON, emit, epilog, fail
+from verify.explain_cli import explain
+from verify.terminal import TEXT_OR_JSON, emit, epilog, fail, speaks
 
 _LONGEST_STEP = 18  # digits
 
@@ -87,6 +88,7 @@ def show(path: Path, steps: tuple[int | None, int | None], form: str) -> int:
 @trace.command(
     epilog=epilog(
         "verify trace diff run_a/ run_b/",
+        "verify trace diff run_a/ run_b/ --html diff.html",
         "verify trace diff run_a/ run_b/ --steps 100:200",
         "verify trace diff run_a/rank-00003.trace run_b/rank-00003.trace --format json",
     )
@@ -94,8 +96,17 @@ def show(path: Path, steps: tuple[int | None, int | None], form: str) -> int:
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @_STEPS
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also draw it there: ranks and modules over steps, and the first step that differs.",
+)
 @TEXT_OR_JSON
-def diff(a: Path, b: Path, steps: tuple[int | None, int | None], form: str) -> int:
+def diff(
+    a: Path, b: Path, steps: tuple[int | None, int | None], page: Path | None, form: str
+) -> int:
     """Find the first event that differs between two recordings, and what caused it.
 
     A and B are folders of runs, or files of one rank. Runs on other numbers of ranks are compared
@@ -105,10 +116,16 @@ def diff(a: Path, b: Path, steps: tuple[int | None, int | None], form: str) -> i
     from verify.tracing import documents, trace_text
     from verify.tracing.divergence import diff as compare
 
+    if page is not None:
+        from verify.tracing import timeline_page
+
+        timeline_page.refuse(page, a, b)
     found = compare(a, b, steps)
     emit(
         json.dumps(documents.to_json(found), indent=1) if form == "json" else trace_text.text(found)
     )
+    if page is not None and speaks():
+        timeline_page.write_page(found, a, b, page)
     return documents.exit_code(found)
 
 
@@ -139,3 +156,6 @@ def export(path: Path, out: Path, steps: tuple[int | None, int | None]) -> int:
         return 3
     emit(f"{number(len(run), 'file')}, {count:,} lines")
     return 0 if showing.whole(run) or path.is_file() else 3
+
+
+trace.add_command(explain)

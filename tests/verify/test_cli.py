@@ -31,6 +31,8 @@ VERBS = (
     "init",
     "trace",
     "weights",
+    "replay",
+    "onpolicy",
 )
 
 

@@ -35,9 +35,11 @@ from mok.stages import listened
 from verify.environment import environment
 from verify.errors import UnsupportedError
 from verify.hashing import dtype_name
+from verify.replaying.orders import given
 from verify.tracing.definitions import LEVELS, START
 from verify.tracing.files import Header, TraceWriter
 from verify.tracing.hooks import ModuleHooks, gradients_follow
+from verify.tracing.keeping import Keeper
 from verify.tracing.queues import DigestQueue
 from verify.tracing.stages import LayerStages
 from verify.tracing.states import Held, ModelState, listed_optimizers, random_state, rank_and_world
@@ -133,7 +135,10 @@ class Recorder:
         overwrite: bool,
     ) -> None:
         rank, world = rank_and_world()
-        facts = environment()
+        facts, orders = environment(), given()
+        self._keeper: Keeper | None = None
+        if orders is not None:  # a tool runs this script again
+            self._keeper, folder, overwrite = Keeper(orders, rank), Path(orders.folder), False
         header = Header(
             rank,
             world,
@@ -168,6 +173,8 @@ class Recorder:
     def step(self) -> None:
         """Ends the step here. Directly behind the end of a step it does nothing."""
         if self._open and self._entries:
+            if self._keeper is not None:
+                self._keeper.stop(self._number)
             self._border()
 
     def begin(self) -> None:
@@ -223,6 +230,8 @@ class Recorder:
                 if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
                     return  # what a graph replays calls no hook, so this would be there once only
                 before = len(self._entries)
+                if self._keeper is not None:
+                    held = self._keeper.opening(self._number, before > 0, held, self._state)
                 try:
                     for one in held:
                         self._append(module, one)
@@ -241,12 +250,16 @@ class Recorder:
         except UnsupportedError as error:
             self._skipped.setdefault(f"{one.kind} of {one.name} {one.path}".rstrip(), str(error))
             return
+        if self._keeper is not None:
+            self._keeper.see(self._number, one, local)
         fields = (one.name, one.kind, one.path, one.dtype or dtype_name(local.dtype))
         shape = tuple(local.shape)
         self._entries.append(self._writer.define(*fields, shape, module=module, whole=whole))
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._open and self._follows(optimizer):
+            if self._keeper is not None:
+                self._keeper.stop(self._number)
             if any(optimizer is one for one in self._stepping):
                 self._stepping.clear()  # an exception ended its last step
             self._stepping.append(optimizer)
@@ -271,6 +284,8 @@ class Recorder:
         if self._number > START and not self._stepped:
             self._take("", self._state.gradients(None))
         optimizers = self._optimizers or list(dict.fromkeys(self._stepped))
+        if self._keeper is not None:
+            optimizers = self._keeper.optimizers(optimizers, self._state)
         self._take("", self._state.values())
         for optimizer in optimizers:
             self._take("", self._state.optimizer(optimizer))
@@ -282,6 +297,8 @@ class Recorder:
             # First of all, so that an error below leaves no entries without digests.
             number, entries = self._number, self._entries
             self._number, self._entries, self._stepped = number + 1, [], []
+            if self._keeper is not None:
+                self._keeper.close(number)
             try:
                 self._write_waiting()
                 takes_time, lanes = self._queue.drain()

@@ -7,6 +7,7 @@ text that optimizers keep become their bytes, with a dtype of their own (`py_flo
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,6 +73,18 @@ class ModelState:
         """Whether an optimizer holds a parameter of the model."""
         mine = {id(one) for one in self._model.parameters()}
         return any(id(one) in mine for one in _parameters_of(optimizer))
+
+    def served(self) -> list[Optimizer]:
+        """All optimizers that hold a parameter of the model, by their first one. Slow: it asks the
+        garbage collector."""
+        every = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
+        order = {id(one): place for place, one in enumerate(self._model.parameters())}
+        first = {
+            id(one): min((order.get(id(p), len(order)) for p in _parameters_of(one)), default=-1)
+            for one in every
+            if self.serves(one)
+        }
+        return sorted((one for one in every if id(one) in first), key=lambda one: first[id(one)])
 
     def _name(self, name: str) -> str:
         found = self._plain.get(name)
