@@ -48,6 +48,12 @@ ONPOLICY_REASONS: Mapping[str, Reason] = MappingProxyType(
                 " a token that was sampled: look at what cut the support",
             ),
             Reason(
+                "experts-differ",
+                _M,
+                "mok's experts gave equal rows other bits in other company, which they never do",
+                "report it, with the shapes and the device: it is a fault of mok",
+            ),
+            Reason(
                 "bound-exceeded",
                 _M,
                 "a figure is beyond a bound that was set",
@@ -88,6 +94,12 @@ ONPOLICY_REASONS: Mapping[str, Reason] = MappingProxyType(
                 _U,
                 "a bound was set on a figure that was not measured, or is NaN",
                 "see why; NaN is neither under nor over a bound",
+            ),
+            Reason(
+                "not-run",
+                _U,
+                "a condition of a model that was asked for could not be made",
+                "give a model that takes what it needs, or leave it out: --layout NAME",
             ),
             Reason(
                 "no-bound",

@@ -1,0 +1,241 @@
+"""Weights of another version: told by versions, by the step at which it began, or by a fit.
+
+- recorded versions: samples, or tokens, whose version is not the trainer's differ more;
+- steps: the mismatch begins at a step and stays (null hypothesis: levels of samples do not depend
+  on the step; all steps are tried);
+- other steps' scorings: the rollout agrees with one of them.
+
+Versions that differ and are recorded say that the data are off-policy, which may be meant.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from verify.onpolicy.causes.dropout import values_of
+from verify.onpolicy.causes.facts import Facts, Finding, Flags, Floats
+from verify.onpolicy.causes.groups import BY_SAMPLE, Contrast, both_levels, contrast
+from verify.onpolicy.causes.statistics import binomial_tail
+from verify.onpolicy.causes.table import Cause, cause
+
+LOUDER = 1.5
+RECORDED = 1e-3
+"""Versions are one hypothesis, which nobody searched for."""
+NEARER = 0.1
+PARTIAL = (
+    "weights changed during these responses and every token says so: off-policy as recorded; "
+    "correct for it by importance ratios, or set a bound"
+)
+FEWEST = 8
+
+
+def detect(facts: Facts) -> Finding | None:
+    """The strongest of the three."""
+    found = [one for one in (_matched(facts), _recorded(facts), _onset(facts)) if one is not None]
+    if not found:
+        return None
+    found.sort(key=lambda one: (not one.cause.claimed, -one.cause.weight))
+    first = found[0]
+    more = [line for one in found[1:] if one.cause.claimed for line in one.cause.for_]
+    if not more:
+        return first
+    whole = first.cause
+    merged = Cause(**{**vars(whole), "for_": (*whole.for_, *more)})
+    return Finding(merged, first.explains)
+
+
+def behind(facts: Facts) -> Flags | None:
+    """bool [n]: tokens whose recorded version is not the trainer's; None where none is recorded."""
+    found = np.zeros(len(facts), dtype=bool)
+    known = False
+    for index, one in enumerate(facts.pairs.samples):
+        mine = one.rollout.meta.get("rollout_version", one.trainer.meta.get("rollout_version"))
+        their = one.trainer.meta.get("trainer_version", one.rollout.meta.get("trainer_version"))
+        if mine is None or their is None:
+            continue
+        known = True
+        length = one.stop - one.start
+        if isinstance(mine, list | tuple):
+            if len(mine) != length:
+                continue  # pairing says so
+            other = np.array([str(version) != str(their) for version in mine])
+        else:
+            other = np.full(length, str(mine) != str(their))
+        rows = slice(facts.bounds[index], facts.bounds[index + 1])
+        found[rows] = other[facts.position[rows]]
+    return found if known else None
+
+
+def _recorded(facts: Facts) -> Finding | None:
+    rows = behind(facts)
+    if rows is None or not rows.any():
+        return None
+    equal = ~rows
+    share = facts.share(rows)
+    by_token = any(isinstance(one, list | tuple) for one in facts.meta("rollout_version"))
+    whole = np.bincount(facts.sample, weights=rows, minlength=len(facts.pairs.samples))
+    members = whole >= 0.5 * np.maximum(facts.counts, 1)
+    said = [
+        f"{int(rows.sum())} of {len(facts)} tokens were sampled by another version than scored them"
+        f" and carry {share:.0%} of |d|"
+    ]
+    if not equal.any():
+        said.append("no token has equal versions to compare with")
+        return Finding(
+            cause(
+                "stale-weights",
+                weight=share,
+                claimed=True,
+                where="all samples",
+                for_=tuple(said),
+            )
+        )
+    size, doubt = facts.size, facts.doubt
+    usual = float(size[equal].sum() / doubt[equal].sum())
+    ratio = float(size[rows].sum() / doubt[rows].sum()) / usual if usual > 0.0 else np.inf
+    seen = contrast(facts, members) if (members & (facts.counts > 0)).any() else None
+    chance = seen.chance if seen is not None and seen.others else 1.0
+    if chance >= RECORDED:
+        chance = min(chance, _within(facts, rows))
+    said.append(
+        f"their |d| for their entropy is {min(ratio, 1e9):.3g} times that of tokens with equal "
+        f"versions (chance {chance:.1g})"
+    )
+    excess = share * max(0.0, 1.0 - 1.0 / ratio) if ratio > 0 else 0.0
+    return Finding(
+        cause(
+            "stale-weights",
+            weight=excess,
+            claimed=ratio > LOUDER and chance < RECORDED,
+            where=f"{int((members & (facts.counts > 0)).sum())} samples",
+            fitted={"ratio": float(min(ratio, 1e9))},
+            for_=tuple(said),
+            structural=None if not by_token else False,
+            remedy="" if not by_token else PARTIAL,
+        ),
+        rows,
+    )
+
+
+def _within(facts: Facts, rows: Flags) -> float:
+    """Chance that tokens of another version carry so much inside samples that have both."""
+    size = facts.size / np.maximum(facts.doubt, 1e-6)
+    differences = []
+    for index in range(len(facts.pairs.samples)):
+        mine = slice(facts.bounds[index], facts.bounds[index + 1])
+        one, two = size[mine][rows[mine]], size[mine][~rows[mine]]
+        if len(one) >= 3 and len(two) >= 3:
+            differences.append(float(np.median(one)) - float(np.median(two)))
+    wins = sum(value > 0.0 for value in differences)
+    return binomial_tail(wins, len(differences), 0.5) if differences else 1.0
+
+
+def _onset(facts: Facts) -> Finding | None:
+    steps = facts.meta("step")
+    numbers = np.array([float(one) if isinstance(one, int) else np.nan for one in steps])
+    both = both_levels(facts)
+    known = np.isfinite(numbers) & np.isfinite(both[0])
+    both = np.where(known, both[0], np.nan), np.where(known, both[1], np.nan)
+    values = np.unique(numbers[known])
+    if len(values) < 2:
+        return None
+    best: tuple[Contrast, float, np.ndarray] | None = None
+    for begin in values[1:]:
+        members = known & (numbers >= begin)
+        seen = contrast(facts, members, both)
+        if best is None or seen.chance < best[0].chance:
+            best = (seen, float(begin), members)
+    assert best is not None
+    seen, begin, members = best
+    chance = min(1.0, seen.chance * (len(values) - 1))
+    if seen.ratio < LOUDER:
+        return None
+    rows = members[facts.sample]
+    before, after = float(facts.size[~rows].mean()), float(facts.size[rows].mean())
+    return Finding(
+        cause(
+            "stale-weights",
+            weight=seen.excess,
+            claimed=chance < BY_SAMPLE,
+            where=f"from step {begin:g} on",
+            fitted={"step": begin, "ratio": float(min(seen.ratio, 1e9))},
+            for_=(
+                f"mean |d| is {before:.3g} before step {begin:g} and {after:.3g} from it on "
+                f"({seen.others} and {seen.members} samples, chance {chance:.1g})",
+            ),
+        ),
+        rows,
+    )
+
+
+def _matched(facts: Facts) -> Finding | None:
+    """Another version's scoring that the rollout agrees with."""
+    best: tuple[float, str, Floats] | None = None
+    own = {str(one) for one in facts.meta("trainer_version") if one is not None}
+    for version, dump in (facts.evidence.steps or {}).items():
+        if own == {str(version)}:
+            continue  # the trainer's own
+        other = values_of(facts.pairs, dump)[facts.rows]
+        known = np.isfinite(other)
+        if known.sum() < FEWEST:
+            continue
+        after = np.abs(other - facts.rollout)[known]
+        ratio = float(after.mean()) / max(1e-300, float(facts.size[known].mean()))
+        if best is None or ratio < best[0]:
+            best = (ratio, version, other)
+    inside = _of_former_step(facts)
+    if inside is not None and (best is None or inside[0] < best[0]):
+        best = (inside[0], inside[1], inside[2])
+    if best is None or best[0] > NEARER:
+        return None
+    ratio, version, other = best
+    known = np.isfinite(other)
+    after = float(np.abs(other - facts.rollout)[known].mean())
+    return Finding(
+        cause(
+            "stale-weights",
+            weight=(1.0 - ratio) * facts.share(known) if inside is None else 1.0 - ratio,
+            claimed=True,
+            where=f"{int(known.sum())} tokens",
+            fitted={"before": float(facts.size[known].mean()), "after": after},
+            for_=(
+                f"the rollout agrees with the trainer of {version}: mean |d| goes from "
+                f"{float(facts.size[known].mean()):.3g} to {after:.3g} over {int(known.sum())} "
+                "tokens",
+            ),
+        )
+    )
+
+
+def _of_former_step(facts: Facts) -> tuple[float, str, Floats] | None:
+    """The same contexts scored at several steps: the rollout against the trainer one step before."""
+    steps = facts.meta("step")
+    if len({str(one) for one in steps if one is not None}) < 2:
+        return None
+    numbers = np.array([int(one) if isinstance(one, int) else -1 for one in steps])
+    step = numbers[facts.sample]
+    digest = facts.context.prefixes[facts.rows]
+    ok = (step >= 0) & (digest != 0)
+    order = np.lexsort((step, digest))
+    order = order[ok[order]]
+    same = digest[order][1:] == digest[order][:-1]
+    later = step[order][1:] > step[order][:-1]
+    now, former = order[1:][same & later], order[:-1][same & later]
+    if len(now) < FEWEST:
+        return None
+    other = np.full(len(facts), np.nan)
+    other[now] = facts.trainer[former]
+    loud = facts.size[now] > 0.0
+    if loud.sum() < FEWEST:
+        return None
+    now = now[loud]
+    after = np.abs(other[now] - facts.rollout[now])
+    quiet = np.ones(len(facts), dtype=bool)
+    quiet[now] = False
+    other[quiet] = np.nan
+    # tokens of steps at which both versions are the same tell nothing: weigh by what they carry
+    ratio = float(after.sum()) / float(facts.size[now].sum())
+    moved = np.abs(facts.trainer[now] - other[now])
+    if float(moved.sum()) <= 0.0:
+        return None
+    return ratio, "the step before", other
