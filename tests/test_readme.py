@@ -9,6 +9,7 @@ from verify.cases import Case
 from verify.conduct import conduct, set_up
 from verify.decision import decide
 from verify.evidence import Record
+from verify.onpolicy.formats.table import matrix
 from verify.plans import RunOptions, plan_of, with_options
 from verify.sessions import Session
 from verify.staging import Stage
@@ -61,3 +62,12 @@ def test_its_cases_are_cases_and_do_what_it_says() -> None:
             conduct(Session(stage, plan, records.append))
             seen[case.name] = str(decide(plan, records).verdict)
     assert seen == expected
+
+
+def test_the_matrix_of_formats_is_the_one_that_is_read() -> None:
+    head, *rows = matrix()
+    shown = [
+        [row[0], *(cell if cell in ("yes", "-") else "some" for cell in row[1:])] for row in rows
+    ]
+    lines = [f"| {' | '.join(cells)} |" for cells in (list(head), *shown)]
+    assert "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) in README
