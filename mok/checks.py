@@ -157,8 +157,8 @@ def check_tensor(
         )
     if not tensor.is_contiguous() and not (weights and _apart(tensor)):
         raise InputError(
-            f"{name} has strides {list(tensor.stride())}; allowed: contiguous. "
-            "Call .contiguous() first."
+            f"{name} has strides {list(tensor.stride())}; allowed: contiguous"
+            f"{', or each expert by itself' if weights else ''}. Call .contiguous() first."
         )
 
 

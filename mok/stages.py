@@ -43,8 +43,11 @@ class Told:
     """One tensor of a stage.
 
     stage: a name of the list above. part: which of several tensors, or "". backward: whether it is
-    the gradient of that stage. owner: the address of the layer's input, which a backward has too,
-    so that both directions of a call can be told to belong together.
+    the gradient of that stage. So that both directions of a call can be told to belong together,
+    both have owner, the address of the layer's input, and node, the number of the autograd node
+    that the call was made in: of a forward, the node made last in this thread, which without
+    autograd is somebody else's; of a backward, -1 outside of autograd. One node has several calls
+    where torch.compile made it, one input where layers share it.
     """
 
     stage: str
@@ -52,6 +55,7 @@ class Told:
     tensor: torch.Tensor
     backward: bool
     owner: int
+    node: int
 
 
 Listener = Callable[[Told], None]
@@ -86,12 +90,19 @@ def teller(x: torch.Tensor, *, backward: bool = False, prefix: str = "") -> Tell
     """
     if not _listeners:
         return None
-    owner = x.data_ptr()
+    owner, node = x.data_ptr(), _node(backward)
 
     def tell(stage: str, tensor: torch.Tensor | None, part: str = "") -> None:
         if tensor is not None:
-            told = Told(prefix + stage, part, tensor, backward, owner)
+            told = Told(prefix + stage, part, tensor, backward, owner, node)
             for listener in tuple(_listeners):
                 listener(told)
 
     return tell
+
+
+def _node(backward: bool) -> int:
+    if not backward:
+        return int(torch._C._autograd._get_sequence_nr()) - 1
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else int(node._sequence_nr())

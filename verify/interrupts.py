@@ -35,8 +35,13 @@ def interrupts_held() -> Iterator[None]:
 
 
 def _deliver(came: list[tuple[int, FrameType | None]]) -> None:
-    """Each signal once to the handler that is there again."""
-    for number, frame in dict(came).items():
+    """Each signal once to the handler that is there again, though one before it raises."""
+    if not came:
+        return
+    number, frame = came[0]
+    try:
         handler = signal.getsignal(number)
         if callable(handler):
             handler(number, frame)
+    finally:
+        _deliver([one for one in came if one[0] != number])

@@ -11,7 +11,8 @@ Legend: E experts, H hidden size, I width.
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,12 @@ _MARKS = (
 )
 _SLOPES = ("alpha", "swiglu_alpha")
 _HAS_GATE = 2
-_GRID = (-30.0, -3.5, -1.5, -1.0, -0.25, 0.0, 0.25, 1.0, 1.5, 3.5, 30.0)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType)  # as activations: functional.silu, for one
+Activation = Callable[..., object]
+"""A class of modules, which is made anew, or a function."""
+_NEAR = (0.0, 0.25, 1.0, 1.5, 3.5, 30.0)
+_FAR = (1e3, 3e4)  # where a bound that is no attribute would show
+_GRID = tuple(sign * value for value in (*_NEAR, *_FAR) for sign in (-1.0, 1.0))
 _SAME = 1e-5  # of float32 values; other activations differ by far more somewhere on the grid
 
 
@@ -40,11 +46,13 @@ def swiglu_limit(experts: nn.Module) -> float | None:
     """
     marks = tuple(getattr(experts, name, None) for name, _, _ in _MARKS)
     act = getattr(experts, "act_fn", None)
+    own_gate = "_apply_gate" in experts.__dict__
     limits = tuple(_number(getattr(experts, name, None)) for name in _LIMITS)
     slopes = [_number(getattr(experts, name, None)) for name in _SLOPES]
     alpha = next((slope for slope in slopes if slope is not None), None)
-    act_class = None if act is None else type(act)
-    limit, refusal = _judged(type(experts), act_class, marks, limits, alpha)
+    apply = None if own_gate else getattr(type(experts), "_apply_gate", None)
+    known = act if act is None or isinstance(act, _FUNCTIONS) else type(act)
+    limit, refusal = _judged(type(experts), apply, known, marks, limits, alpha)
     if refusal:
         raise UnsupportedError(refusal)
     return limit
@@ -57,18 +65,20 @@ def _number(value: object) -> float | None:
 @torch.compiler.assume_constant_result  # its arguments are classes and constants
 def _judged(
     kind: type,
-    act: type | None,
+    apply: Activation | None,
+    act: Activation | None,
     marks: tuple[object, ...],
     limits: tuple[float | None, ...],
     alpha: float | None,
 ) -> tuple[float | None, str]:
-    return _judge(kind, act, marks, limits, alpha)
+    return _judge(kind, apply, act, marks, limits, alpha)
 
 
 @functools.cache
 def _judge(
     kind: type,
-    act: type | None,
+    apply: Activation | None,
+    act: Activation | None,
     marks: tuple[object, ...],
     limits: tuple[float | None, ...],
     alpha: float | None,
@@ -82,7 +92,7 @@ def _judge(
         found = [
             what for (_, fits, what), mark in zip(_MARKS, marks, strict=True) if mark is not fits
         ]
-        limit, problem = _gate(kind, act, limits, alpha) if marks[_HAS_GATE] else (None, "")
+        limit, problem = _gate(apply, act, limits, alpha) if marks[_HAS_GATE] else (None, "")
         if problem:
             found.append(problem)
     if not found:
@@ -96,24 +106,26 @@ def _judge(
 
 
 def _gate(
-    kind: type, act: type | None, limits: tuple[float | None, ...], alpha: float | None
+    apply: Activation | None,
+    act: Activation | None,
+    limits: tuple[float | None, ...],
+    alpha: float | None,
 ) -> tuple[float | None, str]:
-    """The limit with which a class's _apply_gate is SwiGLU, or else what it is, as far as known.
+    """The limit with which an _apply_gate is SwiGLU, or else what it is, as far as known.
 
     It is called with what is given here only, so nothing else that it reads goes unnoticed.
     """
     other = "its activation is not silu(gate) * up"
-    apply = getattr(kind, "_apply_gate", None)
     if apply is None:
-        return None, f"{other}: it has no _apply_gate"
-    if act is not None and _settable(act):
+        return None, f"{other}: its class has no _apply_gate, or the module has one of its own"
+    if isinstance(act, type) and _settable(act):
         return None, f"{other}: {act.__name__} has settings, so its class does not say what it is"
     bounds = [limit for limit in limits if limit is not None]
     points = sorted({*_GRID, *(sign * 2.0 * limit for limit in bounds for sign in (-1, 1))})
     line = torch.tensor(points, dtype=torch.float32, device="cpu")
     gate, up = (part.flatten() for part in torch.meshgrid(line, line, indexing="ij"))
     given = SimpleNamespace(
-        act_fn=None if act is None else act(),
+        act_fn=act() if isinstance(act, type) else act,
         **dict(zip(_LIMITS, limits, strict=True)),
         **({} if alpha is None else dict.fromkeys(_SLOPES, alpha)),
     )
@@ -134,6 +146,8 @@ def _gate(
 
 def _settable(act: type) -> bool:
     """Whether two activations of a class may differ: whether it is made with arguments."""
+    if not issubclass(act, nn.Module):
+        return True  # a partial, say
     own = [kind for kind in act.__mro__ if kind not in nn.Module.__mro__]
     return act is not nn.SiLU and any("__init__" in vars(kind) for kind in own)
 

@@ -9,9 +9,11 @@ or `model.set_experts_implementation("mok")` later. Router, shared experts and e
 the model's; its parameters stay as they are stored, mok reads views of them, and gradients arrive
 in them. transformers does not save the choice with a model. Runs bf16 weights, or other ones under
 torch.autocast to bf16. Refuses by name, when such a layer is called, what mok does not compute
-(`fitting`, or `check` before); there is no other implementation behind it. Where transformers
-splits experts over ranks, each rank's part is rounded to bf16 before transformers adds them up, so
-bits then depend on how many ranks there are.
+(`fitting`, or `check` before); there is no other implementation behind it. But a model whose
+experts transformers lets nobody else run (Llama 4, DBRX, JetMoE) never calls what is registered,
+and runs its own code without a word: `check` refuses it. Where transformers splits experts over
+ranks, each rank's part is rounded to bf16 before transformers adds them up, so bits then depend on
+how many ranks there are.
 
 Legend: T tokens, K slots, E experts, H hidden size, I width.
 """
@@ -106,20 +108,22 @@ def _experts_forward(backend: str, config: MoKConfig | None) -> Experts:
 def _weights(experts: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """gate_up_proj and down_proj, of a dtype that mok computes in."""
     gate_up, down = experts.gate_up_proj, experts.down_proj
-    assert isinstance(gate_up, Tensor)
-    assert isinstance(down, Tensor)
     cast = (
-        torch.is_autocast_enabled(x.device.type)
+        torch.amp.is_autocast_available(x.device.type)  # not of the meta device
+        and torch.is_autocast_enabled(x.device.type)
         and torch.get_autocast_dtype(x.device.type) == torch.bfloat16
     )
     allowed = (torch.bfloat16, torch.float16, torch.float32) if cast else (torch.bfloat16,)
     for name, weight in (("gate_up_proj", gate_up), ("down_proj", down)):
-        if weight.dtype not in allowed:
+        dtype = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        if dtype not in allowed:
             raise UnsupportedError(
-                f"mok cannot run {type(experts).__name__}: {name} is {weight.dtype}; allowed: "
+                f"mok cannot run {type(experts).__name__}: {name} is {dtype}; allowed: "
                 "torch.bfloat16, or float32 and float16 under torch.autocast to bfloat16. Load the "
                 "model with dtype=torch.bfloat16, or choose another experts implementation."
             )
+    assert isinstance(gate_up, Tensor)
+    assert isinstance(down, Tensor)
     return gate_up, down
 
 

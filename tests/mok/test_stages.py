@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -31,7 +32,7 @@ def told_of(model: Block, x: torch.Tensor, backward: bool = True) -> list[Told]:
     told: list[Told] = []
 
     def listen(one: Told) -> None:
-        told.append(Told(one.stage, one.part, one.tensor.clone(), one.backward, one.owner))
+        told.append(dataclasses.replace(one, tensor=one.tensor.clone()))
 
     with listened(listen):
         out = model(x)
@@ -49,15 +50,26 @@ def one(told: Sequence[Told], name: str, backward: bool = False) -> torch.Tensor
     return found.tensor
 
 
-def test_every_stage_is_told_in_order_with_one_owner() -> None:
+def test_every_stage_is_told_in_order_with_one_owner_and_node() -> None:
     told = told_of(Block(), batch(24).requires_grad_())
     assert names(told, False) == list(FORWARD)
     assert names(told, True) == list(BACKWARD)
-    assert len({one.owner for one in told}) == 1
+    assert len({(one.owner, one.node) for one in told}) == 1
+
+
+def test_calls_on_one_input_have_nodes_of_their_own() -> None:
+    model, x = Block(), batch(8).requires_grad_()
+    told: list[Told] = []
+    with listened(told.append):
+        sum(model(x) for _ in range(3)).sum().backward()
+    for backward in (False, True):
+        assert len({one.node for one in told if one.backward == backward}) == 3
+    assert len({one.node for one in told}) == 3
 
 
 def test_two_layers_have_two_owners() -> None:
-    told = told_of(Block(), batch(8)) + told_of(Block(), batch(8, seed=2))
+    inputs = batch(8), batch(8, seed=2)  # both kept, or the second may lie where the first lay
+    told = [one for x in inputs for one in told_of(Block(), x)]
     assert len({one.owner for one in told if not one.backward}) == 2
 
 

@@ -53,6 +53,46 @@ def test_a_termination_reaches_the_handler_of_the_program() -> None:
     assert signal.getsignal(signal.SIGTERM) is tell
 
 
+def test_a_termination_is_not_lost_behind_an_interrupt() -> None:
+    reached: list[str] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: reached.append("terminated"))
+
+    def both() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        both()
+    assert reached == ["terminated"]
+
+
+def test_holds_inside_of_a_hold_deliver_at_the_end_of_the_outer_one() -> None:
+    reached: list[str] = []
+
+    def nested() -> None:
+        with interrupts_held():
+            held(signal.SIGINT, 1, reached)
+            reached.append("between")
+            with interrupts_held():
+                reached.append("again")
+
+    with pytest.raises(KeyboardInterrupt):
+        nested()
+    assert reached == ["end", "between", "again"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("ignored", [signal.SIG_IGN, signal.SIG_DFL])
+def test_what_the_system_handles_stays_as_it_is(ignored: signal.Handlers) -> None:
+    signal.signal(signal.SIGTERM, ignored)
+    with interrupts_held():
+        assert signal.getsignal(signal.SIGTERM) is ignored
+        if ignored is signal.SIG_IGN:
+            signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is ignored
+
+
 def test_silent_without_a_signal_and_off_the_main_thread() -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     seen = []
@@ -74,6 +114,17 @@ def test_an_error_of_the_block_is_not_lost() -> None:
     with pytest.raises(ValueError, match="mine"), interrupts_held():
         raise ValueError("mine")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_does_not_hide_the_error_of_the_block() -> None:
+    def fail() -> None:
+        with interrupts_held():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError("mine")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fail()
+    assert isinstance(caught.value.__context__, ValueError)
 
 
 def test_an_interrupt_leaves_no_fresh_process_of_a_joined_rank(

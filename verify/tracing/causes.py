@@ -40,7 +40,7 @@ class Cause(StrEnum):
     BACKWARD = "backward"  # a module, in its backward pass, or the gradients of parameters
     OPTIMIZER = "optimizer"  # parameters or its own state, after its step
     RNG = "rng"  # a generator's state alone
-    SET = "set"  # parameters that other code than an optimizer wrote in a step without gradients
+    SET = "set"  # parameters that other code than an optimizer wrote in a step without a backward
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,13 @@ class _Step:
             if mark and one.kind == "grad"
         }
         self._set = set[str]()  # parameters that were written by hand, and the modules above them
-        if not any(one.kind.startswith("grad") for one in program.definitions):
+        kinds = {one.kind for one in program.definitions}
+        # Gradients that no backward made and no optimizer read were left from a step before.
+        stepped = {"grad", "optimizer"} <= kinds
+        if not stepped and not kinds & {"grad_output", "grad_input"}:
             for one, mark in zip(program.definitions, marks, strict=True):
-                if mark and one.kind == "parameter" and not known.differs(one.name):
+                inherits = known.differs(one.name) or one.name in self._gradients
+                if mark and one.kind == "parameter" and not inherits:
                     self._set.update(_prefixes(one.name))
         others = [
             bool(mark) and one.kind not in ("grad", *STATE)

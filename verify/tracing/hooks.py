@@ -160,6 +160,10 @@ class ModuleHooks:
         begun = self._begun()
         return self._names[id(begun[-1].module)][0] if begun else ROOT
 
+    def idle(self) -> bool:
+        """Whether no module's forward is running in this thread."""
+        return not self._begun()
+
     def _keep(self, handle: Any) -> None:
         self._undo.append(handle.remove)
 

@@ -9,6 +9,7 @@ than MOST_BYTES.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -55,27 +56,39 @@ class Keeper:
         self._left: dict[str, str] = {}
         self._bytes = 0
         self._narrow: list[tuple[str, str, str, str]] = []
-        self._optimizers: list[Optimizer] | None = None
+        self._optimizers: list[Optimizer] = []
+        self._entering = False
 
     def optimizers(self, known: list[Optimizer], state: ModelState) -> list[Optimizer]:
         """The optimizers of a border: those that are known there, or at the start all that serve
         the model, so that what a resumed run has loaded is looked at."""
-        if self._optimizers is None and not known and self._orders.states:
-            known = state.served()
-        if self._optimizers is None or known:
-            self._optimizers = known
+        if not self._optimizers and not known and self._orders.states:
+            gc.collect()  # one that a resume replaced lives on in a cycle with its scheduler
+            known = in_use(state.served())
+        mine = {id(one.param_groups) for one in self._optimizers}  # a wrapper shares its inner's
+        self._optimizers += [one for one in known if id(one.param_groups) not in mine]
         return known
 
+    def opens(self, first: bool, enters: bool) -> bool:
+        """Whether the state is taken before what comes now: where a step begins, and where a pass
+        of training does, since a checkpoint may be saved behind a validation or a step that a loss
+        scaler skipped. enters: whether what comes is read by such a pass."""
+        opens = first or (enters and not self._entering)
+        self._entering = enters
+        return opens
+
     def opening(
-        self, number: int, begun: bool, held: Iterable[Held], state: ModelState
+        self, number: int, opens: bool, held: Iterable[Held], state: ModelState
     ) -> Iterator[Held]:
-        """`held`, and before it the state where it opens a step: generators, and probes with the
-        names of `probed`. begun: whether the step has entries already."""
-        if self._orders.states and not begun:
+        """`held`, and if it `opens` the state before it: generators, and probes with the names of
+        `probed`."""
+        if self._orders.states and opens:
             if number > START:
+                if not self._optimizers:  # made behind the start, as trainers do
+                    self.optimizers([], state)
                 for one in state.values():
                     yield probed(one)
-                for optimizer in self._optimizers or ():
+                for optimizer in self._optimizers:
                     for one in state.optimizer(optimizer):
                         yield probed(one)
             for one in random_state():
@@ -136,6 +149,20 @@ class Keeper:
             os.replace(partial, path)
         except OSError as error:
             raise unwritable(path, error) from error
+
+
+def in_use(optimizers: list[Optimizer]) -> list[Optimizer]:
+    """Optimizers without wrappers of others, and without those that nothing was loaded into where
+    another one has state for their parameters."""
+    found = list({id(one.param_groups): one for one in reversed(optimizers)}.values())[::-1]
+    held = {
+        id(p) for one in found if one.state for group in one.param_groups for p in group["params"]
+    }
+    return [
+        one
+        for one in found
+        if one.state or not all(id(p) in held for g in one.param_groups for p in g["params"])
+    ]
 
 
 def probed(one: Held) -> Held:

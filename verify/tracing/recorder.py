@@ -215,13 +215,20 @@ class Recorder:
 
     def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None:
         """Appends digests of tensors as they are now."""
-        self._take(module, (Held(name, kind, path, t) for path, t in found))
+        held = (Held(name, kind, path, t) for path, t in found)
+        self._take(module, held, enters=self._keeper is not None and self._enters(kind))
 
     def running_module(self) -> str:
         """The module whose forward is running, for operations."""
         return self.hooks.running()
 
-    def _take(self, module: str, held: Iterable[Held]) -> None:
+    def _enters(self, kind: str) -> bool:
+        """Whether a pass of training begins here, with what it reads: no validation (no_grad), no
+        forward that a backward runs again."""
+        reads = kind in ("input", "probe") and torch.is_grad_enabled() and self.hooks.idle()
+        return reads and torch._C._current_graph_task_id() == -1
+
+    def _take(self, module: str, held: Iterable[Held], *, enters: bool = False) -> None:
         if not self.listening:
             return
         self._busy.busy = True
@@ -231,7 +238,8 @@ class Recorder:
                     return  # what a graph replays calls no hook, so this would be there once only
                 before = len(self._entries)
                 if self._keeper is not None:
-                    held = self._keeper.opening(self._number, before > 0, held, self._state)
+                    opens = self._keeper.opens(before == 0, enters)
+                    held = self._keeper.opening(self._number, opens, held, self._state)
                 try:
                     for one in held:
                         self._append(module, one)

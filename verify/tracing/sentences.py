@@ -64,12 +64,13 @@ def sentence(one: Culprit, found: TraceDiff) -> str:
         )
     if one.cause is Cause.SET:
         return (
-            f"{where}: {many} {_differ(one)} after it, and no gradient was recorded in it: other "
+            f"{where}: {many} {_differ(one)} after it, and no backward was recorded in it: other "
             "code than an optimizer wrote there, such as weights that were loaded or synchronised"
         )
     if one.cause is Cause.RNG:
         return _generator(one, found, where, first)
-    stage = stage_of(one.place.name) if one.place.kind == "probe" else None
+    told = one.place.kind == "probe" and one.place.module == "mok"  # not a user's of such a name
+    stage = stage_of(one.place.name) if told else None
     if stage is not None:
         return _stage(one, where, stage)
     code = "code outside of modules" if one.around is None else f"code of {_around(one.around)}"
@@ -80,7 +81,8 @@ def sentence(one: Culprit, found: TraceDiff) -> str:
 def _stage(one: Culprit, where: str, stage: tuple[str, str]) -> str:
     """Of a stage inside of mok's layer."""
     gradient = one.place.path == "grad" or one.place.path.endswith(".grad")
-    what = f"the gradient at stage {_name(stage[1])}" if gradient else f"stage {_name(stage[1])}"
+    again = stage[1].startswith("again_") or stage[1].endswith("weighted_hidden")  # mok.stages
+    what = f"{'the gradient at ' if gradient and not again else ''}stage {_name(stage[1])}"
     after = f", the last of them {clipped(one.after, _LONGEST)}" if one.after else ""
     direction = "backward" if gradient else "forward"
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 
@@ -52,6 +53,11 @@ def _sloped(self: nn.Module, gate_up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate * self.alpha) * (up + 1)
 
 
+def _bounded(self: nn.Module, gate_up: Tensor) -> Tensor:
+    gate, up = _halves(gate_up)
+    return F.silu(gate.clamp(max=200.0)) * up
+
+
 def _scaled(self: nn.Module, gate_up: Tensor) -> Tensor:
     gate, up = _halves(gate_up)
     return F.silu(gate) * up * self.scale
@@ -85,6 +91,7 @@ def experts(gate: Gate = _plain, **attributes: object) -> nn.Module:
         (_clamped, {"limit": 7.0, "act_fn": None}, 7.0),
         (_clamped, {"limit": 0.5}, 0.5),
         (_clamped, {"limit": 100}, 100.0),
+        (_plain, {"act_fn": F.silu}, None),  # as some models of the library have it
     ],
 )
 def test_what_fits(gate: Gate, attributes: dict[str, object], limit: float | None) -> None:
@@ -103,6 +110,10 @@ def test_what_fits(gate: Gate, attributes: dict[str, object], limit: float | Non
         (_plain, {"act_fn": nn.ReLU6()}, "ReLU6 has settings"),
         (_plain, {"act_fn": nn.Tanh()}, r"not silu\(gate\) \* up\. mok takes"),
         (_plain, {"act_fn": None}, "not callable"),
+        (_plain, {"act_fn": F.gelu}, r"not silu\(gate\) \* up\. mok takes"),
+        (_plain, {"act_fn": functools.partial(F.gelu, approximate="tanh")}, "partial has settings"),
+        (_plain, {"_apply_gate": _halves}, "one of its own"),
+        (_bounded, {}, r"not silu\(gate\) \* up\. mok takes"),  # a bound that is no attribute
         (_exchanged, {}, r"not silu\(gate\) \* up\. mok takes"),
         (_half_clamped, {"limit": 7.0}, r"not silu\(gate\) \* up\. mok takes"),
         (_sloped, {"limit": 7.0, "alpha": 1.5}, r"sigmoid\(1\.5 gate\) \* \(up \+ 1\), clamped"),
@@ -129,6 +140,14 @@ def test_what_was_found_of_one_module_is_not_taken_for_another() -> None:
         setattr(second, name, getattr(first, name))
     second.has_post_expert_norm, second.limit = False, 2.0
     assert (swiglu_limit(first), swiglu_limit(second)) == (7.0, 2.0)
+
+
+def test_a_class_whose_gate_is_replaced_is_asked_again() -> None:
+    module = experts()
+    assert swiglu_limit(module) is None
+    type(module)._apply_gate = _exchanged
+    with pytest.raises(UnsupportedError, match="not silu"):
+        swiglu_limit(module)
 
 
 def test_without_transformers_the_import_says_what_to_install(

@@ -195,6 +195,8 @@ def test_a_config_that_says_mok_makes_such_a_model() -> None:
     assert len(seen) == 1
     with pytest.raises(ValueError, match="mok-other"):
         model.set_experts_implementation("mok-other")
+    without_memory = model.to("meta")(input_ids=tiny.tokens().to("meta"))
+    assert without_memory.logits.shape == (2, 12, tiny.VOCABULARY)
 
 
 def test_float32_weights_under_autocast() -> None:

@@ -108,6 +108,10 @@ def test_a_parameter_that_other_code_than_an_optimizer_wrote(tmp_path):
     assert blamed(later) == [(Cause.SET, "m.w", "parameter")]
     other = compare(tmp_path / "other", ["n input 0", "n output!", "m.w parameter!"])
     assert blamed(other) == [(Cause.FORWARD, "n", "output"), (Cause.SET, "m.w", "parameter")]
+    left = ["m input 0", "m output!", "m.w grad", "m.w parameter!"]  # of an earlier step
+    assert blamed(compare(tmp_path / "left", left)) == [(Cause.SET, "m.w", "parameter")]
+    stepped = compare(tmp_path / "stepped", [*left[:1], "m output", *left[2:], "m.w optimizer x"])
+    assert blamed(stepped) == [(Cause.OPTIMIZER, "m.w", "parameter")]
     trained = compare(tmp_path / "t", ["m input 0", "m output!", "m.w grad!", "m.w parameter!"])
     assert blamed(trained) == [(Cause.FORWARD, "m", "output")]
     behind = compare(tmp_path / "b", ["m grad_output", "m grad_input 0!", "m.w parameter!"])

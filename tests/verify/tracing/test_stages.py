@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from moe_block import Block, batch
+from torch.utils.checkpoint import checkpoint
 
 import mok.engine
 import mok.portable
 import verify
 from verify.reasons import Verdict
 from verify.tracing.divergence import diff
+from verify.tracing.files import read_recording
 from verify.tracing.findings import TraceDiff
 from verify.tracing.sentences import sentence
 
@@ -68,6 +71,39 @@ class Two(torch.nn.Module):
         return self.second(self.first(x))
 
 
+class Beside(Two):
+    """Two layers that share their input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        routes = self.first.route(x)
+        return self.first.moe(x, *routes) + self.second.moe(x, *routes)
+
+
+class Moved(Two):
+    """What autograd keeps comes back at another address, as from another device."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+            return super().forward(x)
+
+
+class Evaluated(Two):
+    """The other layer sees the input again, without gradients, before the backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.first(x)
+        with torch.no_grad():
+            self.second(x)
+        return self.second(out)
+
+
+class Checkpointed(Two):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (self.first, self.second):
+            x = checkpoint(block, x, use_reentrant=True)
+        return x
+
+
 def record(folder: Path, steps: int = 1) -> Path:
     model = Two()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -115,3 +151,70 @@ def test_a_fault_outside_of_the_layer_is_not_blamed_on_a_stage(
         Block, "route", lambda block, x: (route(block, x)[0], route(block, x)[1] * 2)
     )
     assert "mok's layer" not in words(diff(right, record(tmp_path / "run")))
+
+
+@pytest.mark.parametrize("model", [Two, Beside, Moved, Evaluated, Checkpointed])
+@pytest.mark.parametrize("tokens", [0, 6])
+def test_a_gradient_is_told_of_the_layer_that_it_is_of(
+    model: type[Two], tokens: int, tmp_path: Path
+) -> None:
+    made = model()
+    with verify.record(tmp_path / "run", made) as recording:
+        for _ in range(2):
+            out = made(batch(tokens).requires_grad_()).float().square().sum()
+            out.backward(retain_graph=True)
+            if model is not Checkpointed:  # torch refuses a second one
+                out.backward()
+    each = ["second.moe", "first.moe"]
+    told = layers_of_gradients(recording.path)
+    assert told == each * (2 if model is Checkpointed else 4)
+
+
+def test_threads_that_share_an_input_number_their_nodes_alike(tmp_path: Path) -> None:
+    made, x = Two(), batch(6)
+    forwards_done = threading.Barrier(2, timeout=60)
+
+    def run(block: Block) -> None:
+        out = block(x)
+        forwards_done.wait()
+        out.float().sum().backward()
+
+    with verify.record(tmp_path / "run", made) as recording:
+        threads = [threading.Thread(target=run, args=(one,)) for one in (made.first, made.second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(layers_of_gradients(recording.path)) == ["first.moe", "second.moe"]
+
+
+def layers_of_gradients(path: Path) -> list[str]:
+    """The layer of each gradient at gate, in order."""
+    return [
+        one.name.partition("/")[0]
+        for step in read_recording(path).steps
+        for one in step.program.definitions
+        if one.name.endswith("/mok.gate") and one.path == "grad"
+    ]
+
+
+def test_what_is_no_gradient_is_not_called_one(
+    right: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = mok.portable.swiglu_backward
+
+    def fault(*args: Any) -> Any:
+        found = plain(*args)
+        return dataclasses.replace(found, weighted_hidden=other(found.weighted_hidden))
+
+    monkeypatch.setattr(mok.portable, "swiglu_backward", fault)
+    said = words(diff(right, record(tmp_path / "run")))
+    assert "backward: stage weighted_hidden of mok's layer in module second.moe" in said
+
+
+def test_a_probe_that_is_named_like_a_stage_is_none(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    for side, value in (("a", 1.0), ("b", 2.0)):
+        with verify.record(tmp_path / side, model):
+            verify.probe("first/mok.gate", torch.full((2,), value))
+    assert "mok's layer" not in words(diff(tmp_path / "a", tmp_path / "b"))
