@@ -33,7 +33,7 @@ COMPARISONS: Mapping[str, Callable[[float, float], bool]] = MappingProxyType(
         "!=": operator.ne,
     }
 )
-_UPWARDS, _DOWNWARDS = (">", ">=", "!="), ("<", "<=", "!=")
+_UPWARDS = (">", ">=", "!=")
 _FORM = re.compile(r"\s*([A-Za-z][\w/]*)\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LONGEST = 200
@@ -50,9 +50,9 @@ class Gate:
 
     @property
     def limits(self) -> bool:
-        """Whether the gate limits the mismatch itself, from the side on which more of it lies."""
+        """Whether no wide mismatch passes it: of the right figure, from the side of more."""
         good = (FIGURES.get(self.name) or METRICS[self.name]).good
-        return self.comparison in {"low": _UPWARDS, "high": _DOWNWARDS}.get(good, ())
+        return good == "low" and self.comparison in _UPWARDS
 
 
 @dataclass(frozen=True)

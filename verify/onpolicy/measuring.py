@@ -27,13 +27,14 @@ def measure_logprobs(
     """How far the trainer's log-probabilities are from the rollout's, token by token.
 
     trainer, rollout: torch tensors or numpy arrays of any floating dtype, natural logarithm, either
-    [N], packed, or [B, T], one sample a row. mask: the same shape, counted where not 0; without one
-    everything counts, padding too. cu_seqlens: integers [S + 1] from 0 to N, where each packed
-    sample begins; without it [N] is one sample. tokens: ids of the same shape, only to name the
-    first and the largest. Samples are named "0", "1", ... in their order.
+    [N], packed, or [B, T], one sample a row. mask: the same shape, counted where not 0, never NaN;
+    without one everything counts, padding too. cu_seqlens: integers [S + 1] from 0 to N, where each
+    packed sample begins; without it [N] is one sample. tokens: ids of the same shape, only to name
+    the first and the largest. Samples are named "0", "1", ... in their order.
 
     NaN and infinities where the mask counts are counted and left out of the figures, as in
-    `verify onpolicy`. Raises ValueError for shapes that do not fit each other.
+    `verify onpolicy`. Raises ValueError for shapes that do not fit each other, and for what is no
+    array of numbers.
     """
     ours, theirs = _array("trainer", trainer), _array("rollout", rollout)
     shape = ours.shape
@@ -44,6 +45,8 @@ def measure_logprobs(
     if mask is not None:
         counted = _array("mask", mask)
         _same_shape("mask", counted, shape)
+        if counted.dtype.kind == "f" and np.isnan(counted).any():
+            raise ValueError("mask holds NaN; it is 0 where a token does not count")
         counted = (counted if counted.dtype == np.bool_ else counted != 0).ravel()
     if tokens is not None:
         ids = _array("tokens", tokens)
@@ -74,12 +77,16 @@ def measure_logprobs(
 
 def _array(name: str, given: Any) -> NDArray[Any]:
     """A numpy array of the same numbers; a view where that is possible."""
-    if hasattr(given, "detach"):  # a torch tensor, without importing torch for those who have none
-        given = given.detach().cpu()
-        if str(given.dtype) in _NOT_IN_NUMPY:
-            given = given.float()
-        return np.asarray(given.numpy())
-    array = np.asarray(given)
+    try:
+        if hasattr(given, "detach"):  # a torch tensor, without importing torch
+            given = given.detach().cpu()
+            if str(given.dtype) in _NOT_IN_NUMPY:
+                given = given.float()
+            return np.asarray(given.resolve_conj().resolve_neg().numpy())
+        array = np.asarray(given)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged, sparse, nested, meta
+        told = str(error).partition("\n")[0]
+        raise ValueError(f"{name} is no dense array of numbers: {told}") from None
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{name} has dtype {array.dtype}; numbers are needed")
     return array
@@ -115,7 +122,13 @@ def _bounds(shape: tuple[int, ...], cu_seqlens: Any) -> NDArray[np.int64]:
             " are needed"
         )
     bounds = given.astype(np.int64)
-    if bounds[0] != 0 or bounds[-1] != shape[0] or np.any(np.diff(bounds) < 0):
+    falls = np.flatnonzero(np.diff(bounds) < 0)
+    if falls.size:
+        at = int(falls[0])
+        raise ValueError(
+            f"cu_seqlens falls from {bounds[at]} to {bounds[at + 1]} at {at + 1}; it must rise"
+        )
+    if bounds[0] != 0 or bounds[-1] != shape[0]:
         raise ValueError(
             f"cu_seqlens goes from {bounds[0]} to {bounds[-1]}; it must rise from 0 to {shape[0]}"
         )

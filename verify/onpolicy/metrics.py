@@ -55,8 +55,8 @@ def _trl(name: str, formula: str, value: of.Value, good: str = "low") -> Metric:
     return Metric(f"sampling/{name}", "TRL", formula, value, good)
 
 
-def _instruct(name: str, formula: str, value: of.Value) -> Metric:
-    return Metric(f"debug/{name}", "open-instruct", formula, value)
+def _instruct(name: str, formula: str, value: of.Value, good: str = "low") -> Metric:
+    return Metric(f"debug/{name}", "open-instruct", formula, value, good)
 
 
 def _areal(name: str, formula: str, value: of.Value, good: str = "low") -> Metric:
@@ -97,60 +97,62 @@ _METRICS: tuple[Metric, ...] = (
         of_tokens(of.unbiased, "probabilities_apart"),
     ),
     _verl(
-        "training/rollout_actor_probs_pearson_corr",
-        "correlation of e^t and e^r",
-        of.pearson,
-        "high",
+        "training/rollout_actor_probs_pearson_corr", "correlation of e^t and e^r", of.pearson, ""
     ),
     _verl("training_ppl", f"mean of exp {_PER_SAMPLE} -t", of_samples(mean, "minus_t", np.exp), ""),
     _verl("training_log_ppl", f"mean {_PER_SAMPLE} -t", of_samples(mean, "minus_t"), ""),
     _verl("rollout_ppl", f"mean of exp {_PER_SAMPLE} -r", of_samples(mean, "minus_r", np.exp), ""),
     _verl("rollout_log_ppl", f"mean {_PER_SAMPLE} -r", of_samples(mean, "minus_r"), ""),
-    _verl("kl", "mean -d", of_tokens(mean, "minus_d")),
+    _verl("kl", "mean -d", of_tokens(mean, "minus_d"), ""),
     _verl("k3_kl", "mean exp(d) - d - 1", of_tokens(mean, "k3")),
-    _verl("log_ppl_diff", f"mean {_GAP}", of_samples(mean, "minus_d")),
+    _verl("log_ppl_diff", f"mean {_GAP}", of_samples(mean, "minus_d"), ""),
     _verl("log_ppl_abs_diff", f"mean of | | {_GAP}", of_samples(mean, "minus_d", np.abs)),
-    _verl("log_ppl_diff_max", f"max {_GAP}", of_samples(most, "minus_d")),
-    _verl("log_ppl_diff_min", f"min {_GAP}", of_samples(least, "minus_d"), "high"),
-    _verl("ppl_ratio", f"mean of exp {_GAP}", of_samples(mean, "minus_d", np.exp)),
+    _verl("log_ppl_diff_max", f"max {_GAP}", of_samples(most, "minus_d"), ""),
+    _verl("log_ppl_diff_min", f"min {_GAP}", of_samples(least, "minus_d"), ""),
+    _verl("ppl_ratio", f"mean of exp {_GAP}", of_samples(mean, "minus_d", np.exp), ""),
     _verl(
         "chi2_token",
         "mean w^2 - 1, w = exp(d clamped to +-20)",
         of_tokens(of.mean_square_less_1, "weights"),
+        "",
     ),
-    _verl("chi2_seq", "mean over samples of exp(2 (sum d clamped to +-20)) - 1", of.chi2_seq),
+    _verl("chi2_seq", "mean over samples of exp(2 (sum d clamped to +-20)) - 1", of.chi2_seq, ""),
     _verl("rollout_is_mean", "mean w, before truncation", of_tokens(mean, "weights"), ""),
-    _verl("rollout_is_max", "max w", of_tokens(most, "weights")),
-    _verl("rollout_is_min", "min w", of_tokens(least, "weights"), "high"),
+    _verl("rollout_is_max", "max w", of_tokens(most, "weights"), ""),
+    _verl("rollout_is_min", "min w", of_tokens(least, "weights"), ""),
     _verl(
         "rollout_is_std",
         "deviation over n of w clamped to 1/2 .. 2 (threshold 2)",
         of_tokens(of.verl_deviation, "bounded"),
+        "",
     ),
     _verl(
         "rollout_is_eff_sample_size",
         "1 / mean((v / (mean v + 1e-8))^2), v = w clamped to 1/2 .. 2",
         of_tokens(of.verl_sample_size, "bounded"),
-        "high",
+        "",
     ),
     _verl(
         "rollout_is_ratio_fraction_high",
         "share of w > 2",
         of_tokens(of.share_above(of.THRESHOLD), "weights"),
+        "",
     ),
     _verl(
         "rollout_is_ratio_fraction_low",
         "share of w < 1/2",
         of_tokens(of.share_below(1 / of.THRESHOLD), "weights"),
+        "",
     ),
     _verl("rollout_is_seq_mean", f"mean {_PER_SAMPLE} w", of_samples(mean, "weights"), ""),
     _verl(
         "rollout_is_seq_std",
         f"deviation (n - 1) {_PER_SAMPLE} w; 0 for one sample",
         of_samples(of.unbiased_or_0, "weights"),
+        "",
     ),
-    _verl("rollout_is_seq_max", f"max {_PER_SAMPLE} w", of_samples(most, "weights")),
-    _verl("rollout_is_seq_min", f"min {_PER_SAMPLE} w", of_samples(least, "weights"), "high"),
+    _verl("rollout_is_seq_max", f"max {_PER_SAMPLE} w", of_samples(most, "weights"), ""),
+    _verl("rollout_is_seq_min", f"min {_PER_SAMPLE} w", of_samples(least, "weights"), ""),
     _verl(
         "rollout_is_seq_max_deviation",
         "max over samples of |mean w - 1|",
@@ -174,18 +176,18 @@ _METRICS: tuple[Metric, ...] = (
     ),
     _slime("rollout_log_ppl", f"mean {_PER_SAMPLE} -r", of_samples(mean, "minus_r"), ""),
     _slime("rollout_ppl", f"mean of exp {_PER_SAMPLE} -r", of_samples(mean, "minus_r", np.exp), ""),
-    _slime("kl", f"mean {_PER_SAMPLE} -d", of_samples(mean, "minus_d")),
+    _slime("kl", f"mean {_PER_SAMPLE} -d", of_samples(mean, "minus_d"), ""),
     _slime("k3_kl", f"mean {_PER_SAMPLE} exp(d) - d - 1", of_samples(mean, "k3")),
-    _slime("log_ppl_diff", f"mean {_GAP}", of_samples(mean, "minus_d")),
+    _slime("log_ppl_diff", f"mean {_GAP}", of_samples(mean, "minus_d"), ""),
     _slime("log_ppl_abs_diff", f"mean of | | {_GAP}", of_samples(mean, "minus_d", np.abs)),
-    _slime("ppl_ratio", f"mean of exp {_GAP}", of_samples(mean, "minus_d", np.exp)),
+    _slime("ppl_ratio", f"mean of exp {_GAP}", of_samples(mean, "minus_d", np.exp), ""),
     _trl("sampling_logp_difference/mean", "mean |d|", of_tokens(mean, "size")),
     _trl("sampling_logp_difference/max", "max |d|", of_tokens(most, "size")),
     _trl(
         "importance_sampling_ratio/min",
         "min of exp(d) at most 2 (token level, cap 2)",
         of_tokens(least, "truncated"),
-        "high",
+        "",
     ),
     _trl(
         "importance_sampling_ratio/mean",
@@ -206,6 +208,7 @@ _METRICS: tuple[Metric, ...] = (
         "prime-rl",
         "deviation of exp(d) - d - 1 over n - 1",
         of_tokens(of.unbiased, "k3"),
+        "",
     ),
     _instruct("vllm_vs_local_logprob_diff_mean", "mean |d|", of_tokens(mean, "size")),
     _instruct("vllm_vs_local_logprob_diff_max", "max |d|", of_tokens(most, "size")),
@@ -213,11 +216,13 @@ _METRICS: tuple[Metric, ...] = (
         "vllm_vs_local_logprob_diff_std",
         "deviation of |d| over n - 1; 0 for one token",
         of_tokens(of.unbiased_or_0, "size"),
+        "",
     ),
     _instruct(
         "vllm_local_reverse_kl",
         "mean e^r (r - t); some later versions leave e^r out",
         of.reverse_kl,
+        "",
     ),
     _areal("rollout_train_k3_kl/avg", "mean exp(d) - 1 - d", of_tokens(mean, "k3")),
     _areal("rollout_train_logp_abs_diff/avg", "mean |d|", of_tokens(mean, "size")),

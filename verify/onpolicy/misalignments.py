@@ -138,6 +138,13 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 "give every response an id of its own",
             ),
             Kind(
+                "one-list",
+                _U,
+                False,
+                "one list of log-probabilities was given for both sides, and equals itself",
+                "give the file that the other side wrote",
+            ),
+            Kind(
                 "missing-sample",
                 _U,
                 False,

@@ -60,6 +60,11 @@ class Numbers:
             return self.figures[name]
         raise AttributeError(f"Numbers has no figure {name!r}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies, and for gathering the ranks': a read-only mapping cannot be pickled."""
+        held = (self.first, self.largest, self.largest_sum, dict(self.misalignments), self.sums)
+        return Numbers, (dict(self.figures), *held)
+
     def to_json(self) -> dict[str, Any]:
         """JSON's own types; NaN and infinities become the strings "nan", "inf" and "-inf"."""
         return {

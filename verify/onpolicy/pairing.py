@@ -1,14 +1,15 @@
 """Pairs what the trainer and the sampler say of the same token: by sample key, then by token id.
 
 Never by text, and never by guessing: lists that do not fit their tokens, other tokens and other
-prompts are reported as misalignments and not scored. What remains stands in columns, one row per
-token, that numbers, metrics and causes are computed from.
+prompts are reported as misalignments and not scored, and so is a list that would be compared with
+itself. What remains stands in columns, one row per token, that numbers, metrics and causes are
+computed from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify.onpolicy.aligning import Aligned, align
+from verify.onpolicy.matching import matches
 from verify.onpolicy.misalignments import Misalignment
 from verify.onpolicy.samples import ROLLOUT, TRAINER, Dump, Problem, Sample
-from verify.onpolicy.spelling import same_float32
+from verify.onpolicy.spelling import coarseness, same_float32
 
 __all__ = ["Misalignment", "Paired", "Pairs", "pair"]
+
+ONE_SOURCE = (
+    "both sides are of one file and equal in every value; they are so too where a trainer that does"
+    " not score again writes the sampler's values as its own"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,16 +92,19 @@ def pair(trainer: Dump, rollout: Dump | None = None) -> Pairs:
 
     Of two dumps the trainer's values are taken from the first and the rollout's from the second.
     Where one record of a key holds the trainer's values and another the rollout's, one dump is
-    paired by key too. Nothing raises: what does not fit is in misalignments.
+    paired by key too. Records of one key, as where the prompt's id was written for each of its
+    responses, are told apart by their token ids. Nothing raises: what does not fit is in
+    misalignments.
     """
-    sides = _by_key(trainer, trainer, 0) if rollout is None else _by_key(trainer, rollout, 1)
     built = _Columns()
-    for key, (ours, theirs) in sides.items():
-        fault = _unpaired(ours, theirs, trainer, rollout)
-        if fault:
-            built.misaligned(fault[0], key, (*ours, *theirs), fault[1])
+    for match in matches(trainer, rollout):
+        if match.note:
+            built.note(match.note, match.key)
+        if match.fault:
+            records = (*match.trainer, *match.rollout)
+            built.misaligned(match.fault[0], match.key, records, match.fault[1])
         else:
-            built.add(key, ours[0], theirs[0])
+            built.add(match.key, match.trainer[0], match.rollout[0])
     dumps = (trainer,) if rollout is None else (rollout, trainer)
     notes = [note for dump in dumps for note in dump.notes]
     if rollout is not None and _swapped(trainer, rollout):
@@ -104,33 +114,10 @@ def pair(trainer: Dump, rollout: Dump | None = None) -> Pairs:
         )
     config = {name: value for dump in reversed(dumps) for name, value in dump.config.items()}
     problems = tuple(problem for dump in dumps for problem in dump.problems)
-    return built.pairs(problems, notes, config)
-
-
-def _by_key(first: Dump, second: Dump, apart: int) -> dict[str, tuple[list[Sample], list[Sample]]]:
-    """Samples of both sides by key; of one dump those that hold a side's values stand for it."""
-    found: dict[str, tuple[list[Sample], list[Sample]]] = {}
-    for place, (dump, side) in enumerate(((first, TRAINER), (second, ROLLOUT))):
-        for sample in dump.samples:
-            entry = found.setdefault(sample.key, ([], []))
-            if apart or side in sample.series or not sample.series:
-                entry[place].append(sample)
-    return found
-
-
-def _unpaired(
-    ours: list[Sample], theirs: list[Sample], trainer: Dump, rollout: Dump | None
-) -> tuple[str, str] | None:
-    for samples, side in ((ours, TRAINER), (theirs, ROLLOUT)):
-        if len(samples) > 1:
-            return "duplicate-key", f"{len(samples)} records of the {side} have this id"
-    if ours and theirs:
-        return None
-    side = ROLLOUT if ours else TRAINER
-    if rollout is None:
-        return "no-logprobs", f"no record of this id has log-probabilities of the {side}"
-    files = ", ".join((rollout if ours else trainer).files)
-    return "missing-sample", f"not among the samples of the {side} ({files})"
+    pairs = built.pairs(problems, notes, config)
+    if rollout is None and pairs.scored.any() and not np.any(pairs.difference[pairs.scored]):
+        return replace(pairs, notes=(*pairs.notes, ONE_SOURCE))
+    return pairs
 
 
 def _swapped(trainer: Dump, rollout: Dump) -> bool:
@@ -154,12 +141,15 @@ class _Columns:
         places = tuple(dict.fromkeys(sample.place for sample in samples))
         self.misalignments.append(Misalignment(kind, key, places, what))
 
+    def note(self, what: str, key: str) -> None:
+        self.notes.setdefault(what, []).append(key)
+
     def add(self, key: str, trainer: Sample, rollout: Sample) -> None:
         aligned, found = align(trainer, rollout)
         for kind, what in found.faults:
             self.misaligned(kind, key, (trainer, rollout), what)
         for note in found.notes:
-            self.notes.setdefault(note, []).append(key)
+            self.note(note, key)
         if aligned is None:
             return
         stop = self.rows + len(aligned.trainer)
@@ -181,6 +171,12 @@ class _Columns:
                 "tokens with the same float32 on both sides, written in two ways, which count as"
                 f" equal: {int(spelled.sum())}"
             )
+        for side, column in ((TRAINER, trainer), (ROLLOUT, rollout)):
+            if few := coarseness(column):
+                notes.append(
+                    f"the {side}'s values are written with at most {few}; a difference below the"
+                    " last one is not seen"
+                )
         for note, keys in self.notes.items():
             count = "1 sample" if len(keys) == 1 else f"{len(keys)} samples"
             notes.append(f"{count}, first {keys[0]}: {note}")

@@ -10,11 +10,15 @@ value that was stored so differs from one that was not, and training uses it.
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import numpy as np
 from numpy.typing import NDArray
 
 _POWERS = np.array([10.0**power for power in range(23)])  # all that are exactly a float64
 _DIGITS = 9
+_COARSE = 6  # digits or decimals; a float32 needs up to nine
+_FEWEST = 50
 NARROWEST_FIRST = ("bfloat16", "float16", "float32", "float64")
 """Dtypes that log-probabilities are stored in, by the digits they keep."""
 
@@ -54,6 +58,23 @@ def _short_decimal(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     for index in np.flatnonzero(~found & (size > 0) & (size < 10.0 ** (_DIGITS - 22))):
         found[index] = float(f"{values[index]:.{_DIGITS - 1}e}") == values[index]
     return found
+
+
+def coarseness(values: NDArray[np.float64]) -> str:
+    """ "6 digits" or "6 decimals" where values were cut to so few, as by a printf; else "".
+
+    Told from at most 1000 of them. Fewer than 50 that are not equal to each other say nothing.
+    """
+    looked_at = values[:: max(1, len(values) // 1000)]
+    looked_at = np.unique(looked_at[np.isfinite(looked_at) & (looked_at != 0)])
+    if len(looked_at) < _FEWEST:
+        return ""
+    written = [Decimal(repr(value)).normalize().as_tuple() for value in looked_at.tolist()]
+    digits = max(len(one.digits) for one in written)
+    decimals = max(-int(one.exponent) for one in written)
+    if decimals <= _COARSE:
+        return f"{decimals} decimals"
+    return f"{digits} digits" if digits <= _COARSE else ""
 
 
 def rounded(values: NDArray[np.float64], dtype: str) -> NDArray[np.float64]:

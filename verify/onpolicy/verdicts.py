@@ -23,6 +23,7 @@ from verify.onpolicy.samples import Problem
 from verify.reasons import EXIT_CODES, Reason, Verdict, worst
 
 _M, _U = Verdict.MISMATCH, Verdict.UNVERIFIED
+ROUNDING = 0.1  # above 0: what logit - logsumexp can leave in bfloat16 for logits below 32
 
 ONPOLICY_REASONS: Mapping[str, Reason] = MappingProxyType(
     {
@@ -46,6 +47,12 @@ ONPOLICY_REASONS: Mapping[str, Reason] = MappingProxyType(
                 "NaN or infinity as the log-probability of a token that counts",
                 "look for non-finite logits; do not replace the value. -inf is no probability of"
                 " a token that was sampled: look at what cut the support",
+            ),
+            Reason(
+                "no-probability",
+                _M,
+                "a log-probability above 0 by more than rounding, of a token that counts",
+                "dump log-probabilities: no probabilities, no losses (-log p), no logits",
             ),
             Reason(
                 "experts-differ",
@@ -178,6 +185,7 @@ def judge(
             if cause.structural and cause.claimed
         ),
         *_non_finite(pairs, numbers),
+        *_no_probability(pairs, numbers),
         *(
             Finding("bound-exceeded", f"{one.gate.text}: {one.value}", one.gate.name)
             for one in outcomes
@@ -192,7 +200,11 @@ def judge(
     ]
     if numbers.figures["differing_tokens"] and not any(one.gate.limits for one in outcomes):
         found.append(
-            Finding("no-bound", _drift(numbers), count=_count(numbers, "differing_tokens"))
+            Finding(
+                "no-bound",
+                _drift(numbers) + (_UNLIMITED if gates else ""),
+                count=_count(numbers, "differing_tokens"),
+            )
         )
     found.sort(key=lambda one: one.verdict is not _M)
     verdict = worst([one.verdict for one in found]) if found else Verdict.VERIFIED
@@ -232,6 +244,24 @@ def _non_finite(pairs: Pairs, numbers: Numbers) -> list[Finding]:
     return found
 
 
+def _no_probability(pairs: Pairs, numbers: Numbers) -> list[Finding]:
+    """Values above 0 on either side; equal ones too, since equal losses are no evidence."""
+    found = []
+    for side, column in (("trainer", pairs.trainer), ("rollout", pairs.rollout)):
+        if not numbers.figures[f"above_zero_{side}"]:
+            continue
+        rows = np.flatnonzero(pairs.finite & (column > ROUNDING))
+        if rows.size:
+            row = int(rows[0])
+            key = pairs.samples[int(pairs.sample[row])].key
+            what = (
+                f"{rows.size} of the {side}, first {key} position {pairs.position[row]}:"
+                f" {column[row]}"
+            )
+            found.append(Finding("no-probability", what, side, int(rows.size)))
+    return found
+
+
 def _missing(pairs: Pairs, numbers: Numbers) -> list[Finding]:
     found = []
     compared = _count(numbers, "finite_tokens")
@@ -266,8 +296,8 @@ def _constant(pairs: Pairs) -> bool:
 def _nothing(numbers: Numbers) -> str:
     figures = numbers.figures
     return (
-        f"{figures['samples']} samples aligned, {figures['misaligned_samples']} misaligned;"
-        f" {figures['tokens']} tokens, {figures['masked_tokens']} of them masked"
+        f"aligned samples: {figures['samples']}, misaligned: {figures['misaligned_samples']};"
+        f" tokens: {figures['tokens']}, masked: {figures['masked_tokens']}"
     )
 
 
@@ -286,6 +316,12 @@ def _drift(numbers: Numbers) -> str:
     largest = figures["abs_max"]
     size = "" if largest is None else f", largest |d| {largest:.4g}"
     return f"{differing} of {compared} tokens differ{size}"
+
+
+_UNLIMITED = (
+    "; the bounds that were set let a wide mismatch pass: signed means cancel, extremes see one"
+    " sign, spreads no constant; set one on differing_tokens, abs_mean, abs_p99, abs_max or k3"
+)
 
 
 def _count(numbers: Numbers, name: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -148,3 +150,36 @@ def test_names_are_those_that_are_there():
             assert getattr(package, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = package.nothing
+
+
+def test_equal_values_are_0_apart_and_not_minus_0():
+    assert str(measure_logprobs(np.array([-1.0]), np.array([-1.0])).abs_max) == "0.0"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"mask": np.array([1.0, np.nan, 0.0])}, "mask holds NaN"),
+        ({"cu_seqlens": [0, 2, 1, 3]}, "falls from 2 to 1 at 2"),
+        ({"cu_seqlens": [0, 2]}, "from 0 to 3"),
+        ({"rollout": [[-1.0], [-1.0, -2.0]]}, "rollout is no dense array of numbers"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_argument(given, says):
+    values = np.array([-1.0, -2.0, -3.0])
+    with pytest.raises(ValueError, match=says):
+        measure_logprobs(**{"trainer": values, "rollout": values, **given})
+
+
+def test_a_tensor_that_numpy_cannot_view_is_named():
+    dense = torch.tensor([-1.0, -2.0])
+    with pytest.raises(ValueError, match="rollout is no dense array"):
+        measure_logprobs(dense, dense.to_sparse())
+    assert measure_logprobs(torch._neg_view(-dense), dense).differing_tokens == 0
+
+
+def test_numbers_can_be_copied_and_gathered():
+    numbers = measure_logprobs(np.array([-1.0, -2.0]), np.array([-1.0, -2.5]))
+    for one in (copy.deepcopy(numbers), pickle.loads(pickle.dumps(numbers))):
+        assert one.to_json() == numbers.to_json()
+        assert one.sums.tolist() == numbers.sums.tolist()

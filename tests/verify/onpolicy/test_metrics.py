@@ -208,4 +208,4 @@ def test_equal_values_give_no_mismatch():
 
 def test_every_metric_has_a_formula():
     assert all(metric.formula and metric.projects for metric in METRICS.values())
-    assert {metric.good for metric in METRICS.values()} == {"low", "high", ""}
+    assert {metric.good for metric in METRICS.values()} == {"low", ""}

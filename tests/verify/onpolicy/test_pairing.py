@@ -384,3 +384,17 @@ def test_no_mixture_of_lengths_pairs_unlike_tokens(ours, theirs, ours_before, th
         assert all(scored)
     elif ours and theirs:
         assert kinds(pairs)
+
+
+@pytest.mark.parametrize("first", [None, -0.5])
+def test_a_prompt_that_both_sides_cover_is_told_by_the_missing_first_value(first):
+    """Where the first token has a value, the response may just repeat the prompt."""
+    ids = [1, 2, *IDS]
+    pairs = two(
+        sample("x", ids, prompt=[1, 2], trainer=[first, -0.7, *A]),
+        sample("x", ids, prompt=[1, 2], rollout=[first, -0.7, *B]),
+    )
+    assert not pairs.misalignments
+    assert pairs.present.all()
+    assert pairs.token.tolist() == (IDS if first is None else ids)
+    assert any("cover prompt and response" in note for note in pairs.notes) is (first is None)

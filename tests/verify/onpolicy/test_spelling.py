@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onpolicy_records import both, sample
 
 from verify.onpolicy.numbers import measure
-from verify.onpolicy.spelling import NARROWEST_FIRST, rounded, same_float32
+from verify.onpolicy.spelling import NARROWEST_FIRST, coarseness, rounded, same_float32
 
 F32 = st.floats(-100.0, 0.0, width=32)
 
@@ -132,3 +132,21 @@ def test_rounding_of_the_others():
     for dtype in NARROWEST_FIRST:
         assert np.isnan(rounded(values, dtype)[2])
         assert rounded(values, dtype)[3] == -np.inf
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [(".6g", "6 digits"), (".4f", "4 decimals"), (".7g", ""), (".9g", ""), (".17g", "")],
+)
+def test_values_that_were_cut_for_print_are_told(form, says):
+    values = -np.random.default_rng(3).exponential(size=3000).astype(np.float32).astype(np.float64)
+    written = np.array([float(format(value, form)) for value in values])
+    assert coarseness(written) == says
+
+
+def test_few_or_equal_values_say_nothing_of_their_digits():
+    assert coarseness(np.full(1000, -0.5)) == ""
+    assert coarseness(np.array([-0.5, -0.25, np.nan, -np.inf, 0.0])) == ""
+    assert coarseness(np.empty(0)) == ""
+    halves = rounded(-np.random.default_rng(3).exponential(size=3000), "bfloat16")
+    assert coarseness(halves) == ""

@@ -97,10 +97,9 @@ def test_a_structural_cause_counts_only_when_it_is_claimed():
         ),
         (
             "duplicate-key",
-            both(
-                sample("x", IDS, trainer=SAME, rollout=SAME),
-                sample("x", IDS, trainer=SAME, rollout=SAME),
-                sample("y", IDS, trainer=SAME, rollout=SAME),
+            pair(
+                dump(*(sample(key, IDS, trainer=SAME) for key in "xxy")),
+                dump(*(sample(key, IDS, rollout=SAME) for key in "xxy")),
             ),
         ),
     ],
@@ -222,3 +221,31 @@ def test_verified_only_with_all_the_evidence(rows, gates):
 
 def test_each_reason_says_what_to_do():
     assert all(reason.meaning and reason.remedy for reason in ONPOLICY_REASONS.values())
+
+
+@pytest.mark.parametrize("side", ["trainer", "rollout"])
+def test_what_is_above_0_by_more_than_rounding_is_no_log_probability(side):
+    """Equal losses, or equal probabilities, are no agreement of log-probabilities."""
+    values = {"trainer": SAME, "rollout": SAME, side: [-1.0, 0.7, -0.5]}
+    found = verdict(lists(values["trainer"], values["rollout"]), "abs_max>10")
+    assert found.verdict is Verdict.MISMATCH
+    assert reasons(found) == ["no-probability"]
+    assert f"1 of the {side}, first s position 1: 0.7" in found.findings[0].what
+    both_sides = verdict(lists([1.0, 2.0], [1.0, 2.0]))
+    assert reasons(both_sides) == ["no-probability", "no-probability"]
+
+
+def test_rounding_above_0_and_what_the_mask_hides_are_no_fault():
+    assert verdict(lists([-1.0, 0.0625], [-1.0, 0.0625])).verdict is Verdict.VERIFIED
+    hidden = both(
+        sample("x", IDS, trainer=[*SAME[:2], 1.0], rollout=[*SAME[:2], 1.0], mask=[1, 1, 0])
+    )
+    assert verdict(hidden).verdict is Verdict.VERIFIED
+
+
+def test_a_bound_that_lets_a_wide_mismatch_pass_is_no_bound():
+    """d is +2 and -2 in turn: its mean is 0."""
+    found = verdict(lists([-3.0, -3.0], [-1.0, -5.0]), "k1>0.01", "mean>0.01")
+    assert reasons(found) == ["no-bound"]
+    assert "signed means cancel" in found.findings[0].what
+    assert reasons(verdict(lists(SAME, NEAR), "abs_mean>0.1", "k1>0.01")) == []

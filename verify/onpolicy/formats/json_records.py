@@ -88,8 +88,9 @@ def parsed(line: bytes) -> Any:
         return BadRecord(f"not JSON: {error.msg} at character {error.pos + 1}")
     except RecursionError:
         return BadRecord("nested too deeply")
-    except ValueError as error:  # a name twice, an integer of thousands of digits
-        return BadRecord(str(error))
+    except ValueError as error:
+        # a name twice, or an integer beyond Python's limit of digits, less how to lift that
+        return BadRecord(str(error).partition("; use sys.")[0])
 
 
 def _items(value: Any, name: str, place: str) -> Iterator[tuple[Place, Any]]:

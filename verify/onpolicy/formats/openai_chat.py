@@ -51,7 +51,7 @@ def read(path: Path, side: str) -> Dump:
             (found for name in _KEYS if (found := record.get(name, body.get(name))) is not None),
             None,
         )
-        name = values.key(given, spot, "id") or f"record {len(samples) + 1}"
+        name = values.key(given, spot, "id") or f"record {spot.number + 1}"
         for at, choice in enumerate(choices):
             field = f"choices[{at}]"
             if not isinstance(choice, Mapping):

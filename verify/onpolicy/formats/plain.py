@@ -53,12 +53,13 @@ def read(path: Path, side: str) -> Dump:
     problems = Problems()
     samples: list[Sample] = []
     config: dict[str, Any] = {}
-    unnamed = 0
+    unnamed = headers = 0
     for spot, record in values.objects(records(path), problems):
         if "onpolicy" in record:
             config.update(_header(record, spot))
+            headers += 1
             continue
-        sample = sample_of(record, spot, side, f"record {len(samples) + 1}")
+        sample = sample_of(record, spot, side, f"record {spot.number + 1 - headers}")
         if sample is None:
             continue
         unnamed += record.get("id") is None

@@ -51,7 +51,7 @@ def read(path: Path, side: str) -> Dump:
     step = int(named[-1]) if named else None
     traced = False
     for spot, record in values.objects(_named(records(path)), problems):
-        key = str(len(samples)) if step is None else f"{step}:{len(samples)}"
+        key = str(spot.number) if step is None else f"{step}:{spot.number}"
         if prime_traces.holds(record):
             traced = True
             for one in prime_traces.samples_of(record, spot, key, step):

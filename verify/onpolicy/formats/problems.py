@@ -37,10 +37,15 @@ class Problems:
 
 @dataclass(frozen=True, eq=False)
 class Spot:
-    """A record that is being read: where it is, and where its problems go."""
+    """A record that is being read: where it is, and where its problems go.
+
+    number: how many records stand before it in its file, those that cannot be read included: what
+    a record without an id is paired by, so that a broken one does not shift all that follow.
+    """
 
     place: Place
     problems: Problems
+    number: int = 0
 
     def bad(self, field: str, what: str) -> None:
         """The field is left out."""
@@ -60,7 +65,7 @@ def objects(
 ) -> Iterable[tuple[Spot, Mapping[str, Any]]]:
     """The records that are objects; the others are reported. At most MOST_SAMPLES of them."""
     for count, (place, record) in enumerate(records):
-        spot = Spot(place, problems)
+        spot = Spot(place, problems, count)
         if count == MOST_SAMPLES:
             spot.unreadable(f"more than {MOST_SAMPLES} records: this and what follows is not read")
             return

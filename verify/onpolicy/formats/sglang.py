@@ -42,7 +42,7 @@ def read(path: Path, side: str) -> Dump:
         if not isinstance(info, Mapping):
             spot.unreadable(f"its meta_info is {values.described(info)}; it is an object")
             continue
-        samples.append(_sample(record, info, spot, f"record {len(samples) + 1}"))
+        samples.append(_sample(record, info, spot, f"record {spot.number + 1}"))
         without += ROLLOUT not in samples[-1].series
     notes: tuple[str, ...] = ()
     if without:

@@ -187,7 +187,7 @@ FORMATS: tuple[Format, ...] = (
             "trainer": "of --save-debug-train-data",
             "mask": "loss_mask",
             "routing": "rollout_routed_experts",
-            "text": ALWAYS,
+            "text": "of --save-debug-rollout-data",
             "version": "weight_versions",
             "finish": "status",
         },

@@ -49,7 +49,7 @@ def read(path: Path, side: str) -> Dump:
             spot.unreadable("has no output")
             continue
         step = values.integer(record.get("step"), spot, "step")
-        count = str(len(samples))
+        count = str(spot.number)
         fallback = count if step is None else f"{step}:{count}"
         sample = plain.sample_of(_renamed(record, step), spot, side, fallback)
         if sample is not None:

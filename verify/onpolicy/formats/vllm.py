@@ -42,7 +42,7 @@ def read(path: Path, side: str) -> Dump:
             spot.unreadable(f"is {values.described(outputs)}; it is a list", "outputs")
             continue
         key = values.key(record.get("request_id"), spot, "request_id")
-        name = key or f"record {len(samples) + 1}"
+        name = key or f"record {spot.number + 1}"
         prompt = values.ids(record.get("prompt_token_ids"), spot, "prompt_token_ids")
         for at, output in enumerate(outputs):
             field = f"outputs[{at}]"
