@@ -103,10 +103,34 @@ def _ids(
             " value for value, so that they speak of the same tokens"
         )
         return {TRAINER: a if a is not None else b, ROLLOUT: b if b is not None else a}
+    extra = _prompt_on_both(a, b, trainer, rollout)
+    if extra:
+        found.notes.append(
+            "token ids of both sides cover prompt and response, with no value for the first; the"
+            " prompt is not compared"
+        )
+        starts.update(dict.fromkeys(SIDES, extra))
+        return {TRAINER: a[extra:], ROLLOUT: b[extra:]}
     return {
         TRAINER: _without_prompt(TRAINER, a, b, (trainer.prompt, rollout.prompt), starts, found),
         ROLLOUT: _without_prompt(ROLLOUT, b, a, (rollout.prompt, trainer.prompt), starts, found),
     }
+
+
+def _prompt_on_both(a: Ids, b: Ids, trainer: Sample, rollout: Sample) -> int:
+    """Length of the prompt that both sides' ids begin with, else 0.
+
+    A response may repeat its prompt: only the missing value of a first token, which nothing
+    predicts, tells that the prompt itself is there.
+    """
+    prompt = trainer.prompt if trainer.prompt is not None else rollout.prompt
+    if prompt is None or not len(prompt):
+        return 0
+    for ids, series in ((a, trainer.series[TRAINER]), (b, rollout.series[ROLLOUT])):
+        starts = len(series.values) == len(ids) and bool(series.absent[:1].any())
+        if not starts or not np.array_equal(ids[: len(prompt)], prompt):
+            return 0
+    return len(prompt)
 
 
 def _shared_values(trainer: Sample, rollout: Sample) -> str:

@@ -297,7 +297,7 @@ def overlap(a: NDArray[np.integer[Any]], b: NDArray[np.integer[Any]]) -> NDArray
 
 def _real(experts: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
     """bool [rows, layers]: recorded, and not one number throughout (which is filler)."""
-    recorded = (experts >= 0).all(axis=2)
+    recorded = np.asarray((experts >= 0).all(axis=2), dtype=np.bool_)
     if experts.shape[2] > 1:
         recorded &= (experts != experts[:, :, :1]).any(axis=2)
     return recorded

@@ -59,7 +59,7 @@ def _sums(facts: Facts, values: Floats, rows: Flags | None = None) -> Floats:
     """Sums of values over each kind of token that occurs."""
     kind = facts.kind if rows is None else facts.kind[rows]
     counts = np.bincount(kind)
-    return np.bincount(kind, weights=values)[counts > 0]
+    return np.asarray(np.bincount(kind, weights=values)[counts > 0], dtype=np.float64)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ FEWEST = 5
 
 
 def detect(facts: Facts) -> Finding | None:
-    """Seen in prompt and response (repetition penalty), or in the response (presence, frequency)."""
+    """Seen in prompt and response (repetition), or in the response (presence, frequency)."""
     found = best_split(facts)
     if found is None:
         return None

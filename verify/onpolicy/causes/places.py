@@ -28,7 +28,7 @@ def detect(facts: Facts) -> Finding | None:
     """The place with the smallest chance."""
     both = both_levels(facts)
     known = np.isfinite(both[0])
-    tried: list[tuple[float, str, object, Contrast, np.ndarray]] = []
+    tried: list[tuple[float, str, str, Contrast, np.ndarray]] = []
     for field, shown in KINDS.items():
         values = facts.meta(field)
         places = sorted({str(one) for one in values if one is not None})

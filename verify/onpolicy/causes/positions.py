@@ -17,6 +17,8 @@ from verify.onpolicy.causes.table import cause
 LOUDER = 3.0
 SEVERAL = 6
 FIRST = 8
+ROUNDING = 2.0**-6
+"""|d| for its entropy that other kernels give: rounding logits up to 16 to bfloat16."""
 
 
 def padding(facts: Facts) -> tuple[Floats, bool] | None:
@@ -61,6 +63,9 @@ def detect(facts: Facts) -> Finding | None:
     ratio = float(facts.size[rows].mean()) / quiet if quiet > 0.0 else np.inf
     if bare.any() and ratio < LOUDER:
         return None
+    loud = rows if early is None else rows & (facts.position < early)
+    size = float(facts.size[loud].sum() / facts.doubt[loud].sum())
+    gross = size > ROUNDING
     few = fit.sum() < SEVERAL and not exact
     enough = chance < (BY_SAMPLE if stated else BY_SAMPLE / 10.0) or (
         exact and stated and rows.sum() > 20
@@ -84,11 +89,18 @@ def detect(facts: Facts) -> Finding | None:
         cause(
             "positions",
             weight=seen.excess if bare.any() else facts.share(rows),
-            claimed=bool(enough and not few),
+            claimed=bool(enough and not few and gross),
             where=f"{int(padded.sum())} padded samples",
             fitted={"ratio": float(min(ratio, 1e9)), **({"first": early} if early else {})},
             for_=tuple(said),
-            against=() if bare.any() else ("no sample without padding to compare with",),
+            against=(
+                *(() if bare.any() else ("no sample without padding to compare with",)),
+                *(
+                    ()
+                    if gross
+                    else ("no more than a kernel that takes the mask another way gives",)
+                ),
+            ),
         ),
         rows,
     )

@@ -1,4 +1,4 @@
-"""Rounded values: log-probabilities that are exact bfloat16 or float16 numbers, or whose logits are.
+"""Rounded values: exact bfloat16 or float16 log-probabilities, or logits that were rounded.
 
 A float32 number is a bfloat16 number by a chance of 2^-16 (float16: 2^-13), so a side on such a
 grid rounded. Logits that were rounded before an exact softmax leave no grid in log-probabilities;
@@ -27,6 +27,7 @@ ON_GRID = 0.99
 FEWEST = 16
 FREQUENCIES = (8.0, 16.0, 32.0, 64.0, 128.0)
 TEMPERATURES = np.arange(0.3, 2.0, 5e-4)
+AROUND = np.linspace(0.75, 1.25, 101)
 DIFFERENCES = 400
 LOGITS = 16.0
 
@@ -90,8 +91,8 @@ def _on_grid(facts: Facts, found: list[Grid]) -> Finding:
     held = max(one.compatible for one in found)
     spread = math.sqrt(float((facts.clipped**2).mean()))
     said.append(
-        f"d has mean {facts.clipped.mean():+.2g} and rms {spread:.2g}; rounding the result explains "
-        f"{held:.0%} of |d|, the rest would be rounded logits"
+        f"d has mean {facts.clipped.mean():+.2g} and rms {spread:.2g}; rounding the result "
+        f"explains {held:.0%} of |d|, the rest would be rounded logits"
     )
     both = len(found) == 2
     # logits up to LOGITS, rounded as well, move a token by about one step of theirs
@@ -132,9 +133,9 @@ def _spectral(facts: Facts) -> Finding | None:
             where=f"{side} side",
             fitted={"spacing": spacing, "line": strength, "rms": spread},
             for_=(
-                f"{count} differences between alternatives of the {side} at one place are multiples "
-                f"of {spacing:.4g} (line {strength:.2f} of 1, chance {chance:.1g}): logits were "
-                "rounded before the softmax",
+                f"{count} differences between alternatives of the {side} at one place are "
+                f"multiples of {spacing:.4g} (line {strength:.2f} of 1, chance {chance:.1g}): "
+                "logits were rounded before the softmax",
                 f"d has mean {facts.clipped.mean():+.2g} and rms {spread:.2g}",
             ),
         )
@@ -162,9 +163,10 @@ def _neighbours(place: Mapping[int, float]) -> list[float]:
 
 
 def _line(differences: Floats, facts: Facts) -> tuple[float, float, float]:
-    """Strength of the strongest line, its spacing, and the chance of one so strong.
+    """Strength of the strongest line above what lies around it, its spacing, and its chance.
 
-    Under independent phases P(strength > x) <= exp(-n x^2) for the modulus of their mean.
+    Under independent phases P(strength > x) <= exp(-n x^2) for the modulus of their mean. Smooth
+    distributions have a broad one at low frequencies, which the surroundings take off.
     """
     known = np.array([t for t in (1.0, *told(facts, "temperature")) if 0.1 < t < 10.0])
     best = (0.0, 1.0)
@@ -173,11 +175,18 @@ def _line(differences: Floats, facts: Facts) -> tuple[float, float, float]:
         for frequency in FREQUENCIES if temperatures is known else FREQUENCIES[:3]:
             at = frequency * temperatures
             tried += len(at)
-            strength = np.abs(np.exp(2j * np.pi * np.outer(at, differences)).mean(axis=1))
-            top = int(np.argmax(strength))
-            if strength[top] > best[0] + 0.05:
-                best = (float(strength[top]), 1.0 / float(at[top]))
+            top = float(at[int(np.argmax(_strength(at, differences)))])
+            around = _strength(top * AROUND, differences)
+            above = float(_strength(np.array([top]), differences)[0] - np.median(around))
+            if above > best[0] + 0.05:
+                best = (above, 1.0 / top)
         if len(differences) * best[0] ** 2 > 40.0:
             break
     chance = tried * 10.0 * math.exp(-min(700.0, len(differences) * best[0] ** 2))
     return best[0], best[1], min(1.0, chance)
+
+
+def _strength(frequencies: Floats, differences: Floats) -> Floats:
+    """float64 [f]: modulus of the mean phase, 1.0 where all are multiples of 1 / frequency."""
+    phases = np.exp(2j * np.pi * np.outer(frequencies, differences))
+    return np.asarray(np.abs(phases.mean(axis=1)), dtype=np.float64)

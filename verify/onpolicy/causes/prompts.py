@@ -68,18 +68,20 @@ def exchanged(facts: Facts) -> dict[int, int]:
         one = pairs.samples[index]
         if one.stop - one.start >= FEWEST:
             lengths.setdefault(one.stop - one.start, []).append(int(index))
-    found = {}
+    found: dict[int, int] = {}
     for group in lengths.values():
         if not 2 <= len(group) <= 256:
             continue
         t = np.stack([pairs.trainer[pairs.samples[i].start : pairs.samples[i].stop] for i in group])
         r = np.stack([pairs.rollout[pairs.samples[i].start : pairs.samples[i].stop] for i in group])
-        for place, index in enumerate(group):
+        for place, number in enumerate(group):
             with np.errstate(invalid="ignore"):
                 distance = np.nanmean(np.minimum(np.abs(t[place] - r), 50.0), axis=1)
-            best = int(np.nanargmin(distance)) if np.isfinite(distance).any() else place
+            if not np.isfinite(distance).any():
+                continue
+            best = int(np.nanargmin(distance))
             if best != place and distance[best] < REPAIRED * distance[place]:
-                found[index] = group[best]
+                found[number] = group[best]
     return found
 
 

@@ -138,11 +138,11 @@ def _everywhere(
     for noise in noises:
         if noise is None:
             continue
-        one = _of(noise, rest, whole)
-        if one.name == "stale-weights":  # recorded for all tokens: what the others leave
+        its = _of(noise, rest, whole)
+        if its.name == "stale-weights":  # recorded for all tokens: what the others leave
             told = [c.weight for c in found if c.claimed and c.name in NOISES]
-            one = _scaled(one, max(0.05, 1.0 - sum(told)))
-        found.append(_scaled(one, min(1.0, left / one.weight)) if one.weight else one)
+            its = _scaled(its, max(0.05, 1.0 - sum(told)))
+        found.append(_scaled(its, min(1.0, left / its.weight)) if its.weight else its)
 
 
 def _beside(one: Finding, first: Finding) -> Finding:

@@ -85,7 +85,7 @@ def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
 
 
 def other_logarithm(facts: Facts) -> Cause | None:
-    """One side is a constant multiple of the other: logarithms to another base, or bits for nats."""
+    """One side is a constant multiple of the other, such as logarithms to another base."""
     t, r = facts.trainer, facts.rollout
     square = float(r @ r)
     if square <= 0.0 or len(facts) < 8:

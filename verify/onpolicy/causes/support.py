@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verify.onpolicy.causes.facts import Facts, Finding, Floats, prompt_of
-from verify.onpolicy.causes.laws import few_carry_all, lean, mass
+from verify.onpolicy.causes.laws import lean, mass
 from verify.onpolicy.causes.settings import PENALISING, TRUNCATING, disagreeing, in_force, told
 from verify.onpolicy.causes.statistics import ALPHA, quantile
 from verify.onpolicy.causes.table import cause
@@ -33,6 +33,8 @@ NET = 0.2
 """Net share of |exp(d) - 1| that must have one sign."""
 SURE = 4.3
 """Standard errors of the mean of exp(d) - 1: by chance once in 60,000."""
+BACK = 3.0
+QUIET = 0.85
 PURE = 0.8
 KINDS = 3.5
 """The same where only kinds of tokens are independent, unless nearly all |d| has one sign."""
@@ -68,6 +70,9 @@ def detect(facts: Facts) -> list[Finding]:
     gap = mass(facts)
     if gap.net < NET or abs(gap.z) < SURE or not _many(facts, gap.gap < 0.0):
         return []
+    back = mass(facts, -1.0)
+    if back.z * gap.z >= 0.0 or abs(back.z) < BACK:
+        return []  # the trainer's distribution may be the one that was sampled
     # most |d| must have the sign as well: a heavy tail of exp(d) is no support, nor is a loop
     signs = lean(facts, np.ones(len(facts), dtype=bool))
     pure = abs(signs.purity) >= PURE and signs.surprise < ALPHA
@@ -109,17 +114,17 @@ def detect(facts: Facts) -> list[Finding]:
 
 
 def _many(facts: Facts, rollout_lacks: bool) -> bool:
-    """Whether the sign holds for tokens at large, not for the loudest tenth alone.
+    """Whether the sign holds for tokens at large, not for the loudest alone.
 
-    By the self-normalised sum of the others; a little is enough unless few tokens carry all.
+    By the self-normalised sum of the quieter QUIET of those in doubt.
     """
     doubtful = facts.clipped[facts.doubt > 1e-3]
-    quiet = doubtful[np.abs(doubtful) <= quantile(np.abs(doubtful), 0.9)]
+    quiet = doubtful[np.abs(doubtful) <= quantile(np.abs(doubtful), QUIET)]
     square = math.sqrt(float(quiet @ quiet))
     if square <= 0.0:
         return False
     z = float(quiet.sum()) / square * (-1.0 if rollout_lacks else 1.0)
-    return z >= 3.0 or (z >= 1.0 and few_carry_all(facts) is None)
+    return z >= 2.5
 
 
 def describe(facts: Facts, rollout_lacks: bool) -> Missing:
@@ -212,8 +217,8 @@ def _weigh(facts: Facts, missing: Missing) -> tuple[float, list[str], list[str]]
     if missing.beyond >= 2:
         odds -= 1.0 + min(6.0, 500.0 * missing.beyond / real)
         padding.append(
-            f"at {missing.beyond} tokens more mass is missing than {missing.vocabulary} tokens less "
-            "likely than the chosen one could have"
+            f"at {missing.beyond} tokens more mass is missing than {missing.vocabulary} tokens "
+            "less likely than the chosen one could have"
         )
     share = math.log10(max(1e-6, missing.tokens / missing.vocabulary))
     if missing.alone < 2:
@@ -268,6 +273,11 @@ def _recorded(facts: Facts, missing: Missing, truncation: list[str], padding: li
     elif told(facts, "top_p") and not recorded:
         truncation.append("no truncation is recorded (an engine may take it from the model folder)")
     truncation += disagreeing(facts, (*TRUNCATING, *PENALISING))
+    lowered = in_force(facts, PENALISING)
+    if lowered:
+        truncation.append(f"penalties are said to be in force as well: {', '.join(lowered)}")
+    if facts.evidence.generation_config and recorded:
+        truncation.append("generation_config.json fills in what a request leaves open")
     if missing.side == TRAINER:
         odds -= 2.0
         padding.append("a trainer that truncates is rare")

@@ -19,6 +19,8 @@ from verify.onpolicy.causes.statistics import binomial_tail
 from verify.onpolicy.causes.table import Cause, cause
 
 LOUDER = 1.5
+KERNELS = 1e-4
+"""Nats: mean |d| up to which a change of kernels explains as well what began at a step."""
 RECORDED = 1e-3
 """Versions are one hypothesis, which nobody searched for."""
 NEARER = 0.1
@@ -156,7 +158,7 @@ def _onset(facts: Facts) -> Finding | None:
         cause(
             "stale-weights",
             weight=seen.excess,
-            claimed=chance < BY_SAMPLE,
+            claimed=chance < BY_SAMPLE and after > KERNELS,
             where=f"from step {begin:g} on",
             fitted={"step": begin, "ratio": float(min(seen.ratio, 1e9))},
             for_=(
@@ -169,73 +171,73 @@ def _onset(facts: Facts) -> Finding | None:
 
 
 def _matched(facts: Facts) -> Finding | None:
-    """Another version's scoring that the rollout agrees with."""
-    best: tuple[float, str, Floats] | None = None
-    own = {str(one) for one in facts.meta("trainer_version") if one is not None}
-    for version, dump in (facts.evidence.steps or {}).items():
-        if own == {str(version)}:
-            continue  # the trainer's own
-        other = values_of(facts.pairs, dump)[facts.rows]
-        known = np.isfinite(other)
-        if known.sum() < FEWEST:
-            continue
-        after = np.abs(other - facts.rollout)[known]
-        ratio = float(after.mean()) / max(1e-300, float(facts.size[known].mean()))
-        if best is None or ratio < best[0]:
-            best = (ratio, version, other)
-    inside = _of_former_step(facts)
-    if inside is not None and (best is None or inside[0] < best[0]):
-        best = (inside[0], inside[1], inside[2])
-    if best is None or best[0] > NEARER:
+    """Another version's scoring, of another step in this file or given, that the rollout fits."""
+    found = [one for one in (_of_other_versions(facts), _of_former_step(facts)) if one is not None]
+    if not found:
         return None
-    ratio, version, other = best
+    other, said = max(found, key=lambda one: int(np.isfinite(one[0]).sum()))
     known = np.isfinite(other)
+    before = float(facts.size[known].mean())
     after = float(np.abs(other - facts.rollout)[known].mean())
+    gain = float(facts.size[known].sum()) * (1.0 - after / before) / facts.total
     return Finding(
         cause(
             "stale-weights",
-            weight=(1.0 - ratio) * facts.share(known) if inside is None else 1.0 - ratio,
-            claimed=True,
+            weight=gain,
+            claimed=after < NEARER * before and gain >= 0.05,
             where=f"{int(known.sum())} tokens",
-            fitted={"before": float(facts.size[known].mean()), "after": after},
+            fitted={"before": before, "after": after},
             for_=(
-                f"the rollout agrees with the trainer of {version}: mean |d| goes from "
-                f"{float(facts.size[known].mean()):.3g} to {after:.3g} over {int(known.sum())} "
-                "tokens",
+                f"the rollout agrees with the trainer of {said}: mean |d| goes from {before:.3g} "
+                f"to {after:.3g} over {int(known.sum())} tokens",
             ),
-        )
+        ),
+        known if not known.all() else None,
     )
 
 
-def _of_former_step(facts: Facts) -> tuple[float, str, Floats] | None:
-    """The same contexts scored at several steps: the rollout against the trainer one step before."""
-    steps = facts.meta("step")
-    if len({str(one) for one in steps if one is not None}) < 2:
+def _of_other_versions(facts: Facts) -> tuple[Floats, str] | None:
+    """For samples that fit another version's scoring than their own: its values, NaN elsewhere."""
+    steps, versions = facts.meta("step"), facts.meta("trainer_version")
+    own = [str(s if v is None else v) for v, s in zip(versions, steps, strict=True)]
+    usual = facts.by_sample(facts.size)
+    best = NEARER * usual
+    values = np.full(len(facts), np.nan)
+    named: dict[int, str] = {}
+    for version, dump in (facts.evidence.steps or {}).items():
+        other = values_of(facts.pairs, dump)[facts.rows]
+        with np.errstate(invalid="ignore"):
+            apart = facts.by_sample(np.abs(other - facts.rollout))
+            nearer = np.flatnonzero((apart < best) & (facts.counts >= FEWEST))
+        for index in nearer:
+            best[index] = apart[index]
+            rows = slice(facts.bounds[index], facts.bounds[index + 1])
+            mine = str(version) == own[index]
+            values[rows] = np.nan if mine else other[rows]
+            named[int(index)] = "" if mine else str(version)
+    shown = sorted({name for name in named.values() if name})
+    if not shown:
         return None
-    numbers = np.array([int(one) if isinstance(one, int) else -1 for one in steps])
+    return values, ", ".join(shown[:4])
+
+
+def _of_former_step(facts: Facts) -> tuple[Floats, str] | None:
+    """Contexts that were scored at several steps: the trainer's values one step before."""
+    numbers = np.array([int(s) if isinstance(s, int) else -1 for s in facts.meta("step")])
+    if len(np.unique(numbers[numbers >= 0])) < 2:
+        return None
     step = numbers[facts.sample]
     digest = facts.context.prefixes[facts.rows]
-    ok = (step >= 0) & (digest != 0)
     order = np.lexsort((step, digest))
-    order = order[ok[order]]
+    order = order[(step[order] >= 0) & (digest[order] != 0)]
     same = digest[order][1:] == digest[order][:-1]
     later = step[order][1:] > step[order][:-1]
     now, former = order[1:][same & later], order[:-1][same & later]
-    if len(now) < FEWEST:
-        return None
-    other = np.full(len(facts), np.nan)
-    other[now] = facts.trainer[former]
     loud = facts.size[now] > 0.0
-    if loud.sum() < FEWEST:
+    now, former = now[loud], former[loud]
+    moved = np.abs(facts.trainer[now] - facts.trainer[former]) > 0.0
+    if moved.sum() < FEWEST:
         return None
-    now = now[loud]
-    after = np.abs(other[now] - facts.rollout[now])
-    quiet = np.ones(len(facts), dtype=bool)
-    quiet[now] = False
-    other[quiet] = np.nan
-    # tokens of steps at which both versions are the same tell nothing: weigh by what they carry
-    ratio = float(after.sum()) / float(facts.size[now].sum())
-    moved = np.abs(facts.trainer[now] - other[now])
-    if float(moved.sum()) <= 0.0:
-        return None
-    return ratio, "the step before", other
+    values = np.full(len(facts), np.nan)
+    values[now] = facts.trainer[former]
+    return values, "the step before"

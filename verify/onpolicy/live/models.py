@@ -42,6 +42,7 @@ class Live:
     def facts(self) -> dict[str, Any]:
         """What was looked at, for the report."""
         config = getattr(self.model, "config", None)
+        experts = any("experts" in name for name, _ in self.model.named_modules())
         dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in self.model.parameters()})
         return {
             "name": self.name,
@@ -50,7 +51,7 @@ class Live:
             "dtype": ", ".join(dtypes),
             "device": str(device_of(self.model)),
             "attention": _text(getattr(config, "_attn_implementation", None)),
-            "experts": _text(getattr(config, "_experts_implementation", None)),
+            "experts": _text(getattr(config, "_experts_implementation", None)) if experts else None,
         }
 
 

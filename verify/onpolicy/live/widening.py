@@ -40,7 +40,7 @@ class Wide:
     @property
     def structural(self) -> bool:
         """Whether the two layouts do not compute the same quantity."""
-        return not self.problem and self.parted is not None 
+        return not self.problem and self.parted is not None and not self.parted.choice
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the document."""
