@@ -128,6 +128,9 @@ def replay(
     and the variable VERIFY_RUN, is a folder that each run has to itself; the resumed run has that
     of the stopped one, which is stopped when the step behind the last is about to change weights.
     Where it goes on is found by its state. What the script prints is not shown.
+
+    What is in neither the model nor an optimizer, such as averaged weights or a loss scaler, is
+    compared as far as it shows in them, or if the script gives it to verify.probe in each step.
     """
     from verify.replaying import reporting
     from verify.replaying.processes import command_of

@@ -15,6 +15,7 @@ from verify.errors import InputFileError
 from verify.onpolicy import routing
 from verify.onpolicy.causes.ranking import diagnose
 from verify.onpolicy.causes.table import Cause, Evidence
+from verify.onpolicy.causes.weights import problem
 from verify.onpolicy.formats.table import read_dump
 from verify.onpolicy.gates import Gate
 from verify.onpolicy.metrics import field_metrics
@@ -23,7 +24,7 @@ from verify.onpolicy.pairing import Pairs, pair
 from verify.onpolicy.samples import META, ROLLOUT, TRAINER, Dump
 from verify.onpolicy.verdicts import OnPolicyVerdict, judge
 
-LARGEST_CONFIG = 1 << 22  # bytes of a JSON file with settings or weights
+LARGEST_CONFIG = 1 << 26  # bytes of a JSON file with settings or weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +83,16 @@ def analyse_dumps(
     numbers = measure(pairs)
     progress("looking for causes")
     causes = diagnose(pairs, numbers, evidence or Evidence())
+    routes = routing.check(pairs)
     return Analysis(
         _named(trainer),
         None if rollout is None else _named(rollout),
         pairs,
         numbers,
         field_metrics(pairs),
-        routing.check(pairs),
+        routes,
         causes,
-        judge(pairs, numbers, causes, gates),
+        judge(pairs, numbers, causes, gates, routes),
     )
 
 
@@ -114,7 +116,7 @@ def evidence_from(
     return Evidence(
         run_config=_settings(run_config),
         generation_config=_settings(generation_config),
-        weights=None if weights is None else _object(weights),
+        weights=None if weights is None else _weights(weights),
         trainer_again=None if trainer_again is None else read_dump(trainer_again, TRAINER, read_as),
         steps=dumps or None,
     )
@@ -137,6 +139,14 @@ def _settings(path: Path | None) -> Mapping[str, Any] | None:
             f"{path}: holds {names}, and no setting of sampling; allowed are {', '.join(META)}"
         )
     return found
+
+
+def _weights(path: Path) -> Mapping[str, Any]:
+    held = _object(path)
+    wrong = problem(held)
+    if wrong:
+        raise InputFileError(f"{path}: is not what `verify weights --format json` prints: {wrong}")
+    return held
 
 
 def _object(path: Path) -> Mapping[str, Any]:

@@ -45,6 +45,9 @@ FAULTS: dict[str, str] = {
     "repeated-experts": "a top-k choice has distinct experts; read the record with its own layout",
 }
 
+WRONG = frozenset(FAULTS) - {"filler-layers", "missing-layers"}
+"""Faults of a record that would be replayed wrongly; the others only say too little."""
+
 
 @dataclass(frozen=True)
 class LayerFlips:

@@ -19,6 +19,7 @@ from verify.onpolicy.gates import Gate, Outcome, look
 from verify.onpolicy.misalignments import KINDS, Misalignment
 from verify.onpolicy.numbers import Numbers
 from verify.onpolicy.pairing import Pairs
+from verify.onpolicy.routing import FAULTS, WRONG, Fault, RoutingCheck
 from verify.onpolicy.samples import Problem
 from verify.reasons import EXIT_CODES, Reason, Verdict, worst
 
@@ -40,6 +41,12 @@ ONPOLICY_REASONS: Mapping[str, Reason] = MappingProxyType(
                 _M,
                 "the two sides did not compute the same quantity",
                 "see the cause, its evidence and its remedy",
+            ),
+            Reason(
+                "routing-record",
+                _M,
+                "recorded experts are not those of their tokens or layers: a replay would be wrong",
+                "see the fault of the record",
             ),
             Reason(
                 "non-finite",
@@ -123,7 +130,8 @@ ONPOLICY_REASONS: Mapping[str, Reason] = MappingProxyType(
 class Finding:
     """One reason that applies. what: in numbers, with texts from files as they are: escape them.
 
-    kind: a name of KINDS for misaligned and missing-sample, of the cause, or of the gate's figure.
+    kind: a name of KINDS for misaligned and missing-sample, of the cause, of the routing's fault,
+    or of the gate's figure.
     count: samples, tokens or records concerned.
     """
 
@@ -139,6 +147,8 @@ class Finding:
     @property
     def remedy(self) -> str:
         """What to do, of the kind of misalignment where there is one."""
+        if self.reason == "routing-record":
+            return FAULTS[self.kind]
         kind = KINDS.get(self.kind) if self.reason in ("misaligned", "missing-sample") else None
         return kind.remedy if kind else ONPOLICY_REASONS[self.reason].remedy
 
@@ -168,9 +178,13 @@ class OnPolicyVerdict:
 
 
 def judge(
-    pairs: Pairs, numbers: Numbers, causes: Sequence[Cause] = (), gates: Sequence[Gate] = ()
+    pairs: Pairs,
+    numbers: Numbers,
+    causes: Sequence[Cause] = (),
+    gates: Sequence[Gate] = (),
+    routing: RoutingCheck | None = None,
 ) -> OnPolicyVerdict:
-    """The verdict on one pair of dumps.
+    """The verdict on one pair of dumps. routing: what `routing.check` says of recorded experts.
 
     VERIFIED: nothing is structurally wrong or missing, and every compared token has equal values
     or every gate that limits the mismatch holds. MISMATCH: a structural fault, or a gate fired.
@@ -184,6 +198,7 @@ def judge(
             for cause in causes
             if cause.structural and cause.claimed
         ),
+        *_routing(routing),
         *_non_finite(pairs, numbers),
         *_no_probability(pairs, numbers),
         *(
@@ -223,6 +238,17 @@ def _misaligned(misalignments: Sequence[Misalignment]) -> list[Finding]:
         what = f"{number}, first {ones[0].key}: {ones[0].what}"
         found.append(Finding(reason, what, name, len(ones)))
     return found
+
+
+def _routing(check: RoutingCheck | None) -> list[Finding]:
+    by_kind: dict[str, list[Fault]] = {}
+    for one in check.faults if check is not None else ():
+        if one.kind in WRONG:
+            by_kind.setdefault(one.kind, []).append(one)
+    return [
+        Finding("routing-record", f"{ones[0].where}: {ones[0].what}", kind, len(ones))
+        for kind, ones in by_kind.items()
+    ]
 
 
 def _cause(cause: Cause) -> str:

@@ -11,9 +11,11 @@ begins with as their start, so that any comparison of recordings can compare the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from verify.replaying.orders import BEFORE
 from verify.tracing.causes import STATE
@@ -32,25 +34,41 @@ class States:
 
     def __init__(self, recording: Recording) -> None:
         self.steps = {step.number: step for step in recording.steps}
-        self._places: dict[int, dict[Key, int]] = {}
+        self._openings: dict[int, list[tuple[int, dict[Key, int]]]] = {}
+
+    def end(self, number: int) -> State:
+        """The state that a step left."""
+        step = self.steps[number]
+        return _values(step, dict(_border_places(step.program)))
 
     @property
     def start(self) -> State:
         """What the recording began with; it has no step when it is of a run without a start."""
-        step = self.steps.get(START)
-        return {} if step is None else _values(step, dict(_border_places(step.program)))
+        return self.end(START) if START in self.steps else {}
 
-    def places(self, number: int) -> dict[Key, int]:
-        """Where in a step's entries the state that it began with is, by the keys of borders."""
+    def openings(self, number: int) -> list[tuple[int, dict[Key, int]]]:
+        """Where a step, and each pass of training in it, begins: the place of its first entry, and
+        those of the state there by the keys of borders."""
         program = self.steps[number].program
-        found = self._places.get(id(program))
+        found = self._openings.get(id(program))
         if found is None:
-            found = self._places[id(program)] = dict(_opening_places(program))
+            found = self._openings[id(program)] = _openings(program)
         return found
 
-    def opening(self, number: int) -> State:
-        """The state that a step began with."""
-        return _values(self.steps[number], self.places(number))
+    def places(self, number: int, part: int = 0) -> dict[Key, int]:
+        """Where in a step's entries the state is that a part of it began with."""
+        return self.openings(number)[part][1] if part < len(self.openings(number)) else {}
+
+    def opening(self, number: int, part: int = 0) -> State:
+        """The state that a part of a step began with, 0 for the step itself."""
+        return _values(self.steps[number], self.places(number, part))
+
+    def rest(self, number: int, part: int) -> tuple[tuple[str, str, str], ...]:
+        """Names, kinds and paths of what a step records from a part on."""
+        openings = self.openings(number)
+        first = openings[part][0] if part < len(openings) else 0
+        definitions = self.steps[number].program.definitions[first:]
+        return tuple((one.name, one.kind, one.path) for one in definitions)
 
     def having(self, key: Key, value: Value) -> list[int]:
         """The steps that began with this very value; START when the recording did."""
@@ -65,35 +83,106 @@ class States:
 @dataclass(frozen=True)
 class Border:
     """The step behind which a run goes on, START for the beginning. whole: whether all of the
-    parameters agree."""
+    parameters agree. part: of the next step, at which it goes on: 0 unless it was saved behind a
+    validation or a skipped step. begun: of the resumed run's first step, where it does: 0 unless it
+    validates first. fits: how much of parameters and other state agrees, whether the same events
+    follow, and how many generators agree."""
 
     step: int
     whole: bool
+    part: int = 0
+    begun: int = 0
+    fits: tuple[int, int, bool, int] = (0, 0, False, 0)
 
 
-def border_of(whole: Mapping[int, States], begun: Mapping[int, State], expected: int) -> Border:
+def resumed_at(whole: Mapping[int, States], resumed: Mapping[int, States], expected: int) -> Border:
+    """The border of `whole` at which a resumed run goes on, by the state that its first step began
+    with, or any pass of training in it that no gradient came before."""
+    found: list[Border] = []
+    for part in range(_first_parts(resumed)):
+        begun = {
+            rank: one.opening(0, part) if 0 in one.steps else one.start
+            for rank, one in resumed.items()
+        }
+        rest = {rank: one.rest(0, part) for rank, one in resumed.items() if 0 in one.steps}
+        found.append(replace(border_of(whole, begun, expected, rest), begun=part))
+    return max(found, key=lambda one: (one.fits, -one.begun))
+
+
+def border_of(
+    whole: Mapping[int, States],
+    begun: Mapping[int, State],
+    expected: int,
+    rest: Mapping[int, tuple[tuple[str, str, str], ...]] = MappingProxyType({}),
+) -> Border:
     """The border of `whole` at which a run begins. begun: its state there, by rank. expected: the
-    step before that border."""
-    scores: dict[int, tuple[int, int, int]] = {}
+    step before that border. rest: what its first step records, which tells parts of a step apart
+    that begin with one state."""
+    scores: dict[tuple[int, int], tuple[int, int, int]] = {}
     ranks = sorted(set(whole) & set(begun))
     steps = set.intersection(*(set(whole[rank].steps) for rank in ranks)) if ranks else set()
     for number in steps - {START}:
-        score = [0, 0, 0]
-        for rank in ranks:
-            places, step = whole[rank].places(number), whole[rank].steps[number]
-            for key, value in begun[rank].items():
-                if key in places and value_at(step, places[key]) == value:
-                    score[{"parameter": 0, "rng": 2}.get(key[1], 1)] += 1
-        scores[number - 1] = (score[0], score[1], score[2])
+        for part in range(min(max(1, len(whole[rank].openings(number))) for rank in ranks)):
+            states = {rank: whole[rank].opening(number, part) for rank in ranks}
+            scores[number - 1, part] = _alike(states, begun)
     if not scores:
         return Border(expected, False)
-    near = {number: -abs(number - expected) for number in scores}
-    best = max(scores, key=lambda number: (scores[number], near[number]))
-    if best == START:  # weights may not have been loaded, and all else was
-        other = max(scores, key=lambda number: (scores[number][1:], near[number]))
+    last = max(steps)  # behind it no step begins
+    ends = {rank: whole[rank].end(last) for rank in ranks}
+    scores[last, 0] = _alike(ends, begun)
+
+    def follows(place: tuple[int, int]) -> bool:
+        number, part = place[0] + 1, place[1]
+        return number <= last and all(
+            whole[rank].rest(number, part) == rest[rank] for rank in ranks if rank in rest
+        )
+
+    def likely(place: tuple[int, int]) -> tuple[int, bool, int]:
+        return (-abs(place[0] - expected), follows(place), -place[1])
+
+    best = max(scores, key=lambda place: (scores[place], likely(place)))
+    if best[0] == START:  # weights may not have been loaded, and all else was
+        other = max(scores, key=lambda place: (scores[place][1:], likely(place)))
         best = other if scores[other][1] > scores[best][1] else best
     parameters = sum(key[1] == "parameter" for rank in ranks for key in begun[rank])
-    return Border(best, scores[best][0] == parameters > 0)
+    score = scores[best]
+    fits = (score[0], score[1], follows(best), score[2])
+    return Border(best[0], score[0] == parameters > 0, best[1], fits=fits)
+
+
+def cut(recording: Recording, number: int, part: int) -> Recording:
+    """A recording whose step `number` begins with one of its parts."""
+    if part == 0:
+        return recording
+    steps = []
+    for step in recording.steps:
+        if step.number == number:
+            first = _openings(step.program)[part][0]
+            program = Program(step.program.definitions[first:])
+            step = replace(step, program=program, lanes=step.lanes[first * LANES_BYTES :])
+        steps.append(step)
+    return replace(recording, steps=tuple(steps))
+
+
+def _alike(states: Mapping[int, State], begun: Mapping[int, State]) -> tuple[int, int, int]:
+    score = [0, 0, 0]
+    for rank, state in states.items():
+        for key, value in begun[rank].items():
+            if state.get(key) == value:
+                score[{"parameter": 0, "rng": 2}.get(key[1], 1)] += 1
+    return (score[0], score[1], score[2])
+
+
+def _first_parts(resumed: Mapping[int, States]) -> int:
+    """Parts of the first step that begin before any gradient; at least 1."""
+    counts = []
+    for one in resumed.values():
+        if 0 not in one.steps:
+            return 1
+        kinds = [d.kind for d in one.steps[0].program.definitions]
+        gradient = next((i for i, kind in enumerate(kinds) if kind.startswith("grad")), len(kinds))
+        counts.append(sum(first < gradient for first, _ in one.openings(0)))
+    return max(1, min(counts, default=1))
 
 
 def found_state(one: Definition) -> tuple[str, str, str] | None:
@@ -151,20 +240,33 @@ def _border_places(program: Program) -> Iterator[tuple[Key, int]]:
             yield program.keys[index], index
 
 
-def _opening_places(program: Program) -> Iterator[tuple[Key, int]]:
+def _openings(program: Program) -> list[tuple[int, dict[Key, int]]]:
+    """Runs of entries that hold the state before what comes next."""
+    runs: list[tuple[int, dict[Key, int]]] = []
+    seen: Counter[tuple[str, str, str]] = Counter()
+    before = None
     for index, one in enumerate(program.definitions):
         found = found_state(one)
         if found is not None:
-            yield (*found, program.occurrences[index]), index
+            if before is None:
+                runs.append((index, {}))
+                seen.clear()
+            runs[-1][1][(*found, seen[found])] = index
+            seen[found] += 1
+        before = found
+    return runs
 
 
 def _write(writer: TraceWriter, number: int, step: Step, *, opening: bool = False) -> None:
     """Writes a step without the state that it began with, or that state as a start."""
-    ids, lanes = [], []
+    ids: list[int] = []
+    lanes: list[bytes] = []
     for index, one in enumerate(step.program.definitions):
         found = found_state(one)
         names = [(one.name, one.kind, one.path)]
         if opening:
+            if found is None and ids:
+                break
             if found is None:
                 continue
             names = [found, (one.name, one.kind, one.path)] if one.kind == "rng" else [found]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from verify.replaying.borders import Border, States, Value, places_of, value_at
@@ -44,7 +44,7 @@ def differences(one: Recording, other: Recording, border: Border) -> list[Differ
     Where it makes no step, the state that its recording begins with.
     """
     mine, theirs = States(one), States(other)
-    still = Generators(one), Generators(other)
+    still = _generators(one), _generators(other)
     first = border.step + 1
     if first not in mine.steps:
         return []
@@ -64,6 +64,13 @@ def differences(one: Recording, other: Recording, border: Border) -> list[Differ
         restored = drawn and loaded is not None and _of_border(one, border, key) == loaded
         found.append(Difference(key, _how(a, b), tuple(had), restored, b))
     return found
+
+
+def _generators(one: Recording) -> Generators:
+    """The generators of a run, without the start: one that a checkpoint was loaded into inside of
+    the recording was not drawn from."""
+    steps = tuple(step for step in one.steps if step.number > START)
+    return Generators(replace(one, steps=steps) if len(steps) > 1 else one)
 
 
 def _of_border(one: Recording, border: Border, key: Key) -> Value | None:

@@ -1,7 +1,8 @@
 """Runs a person's script in a fresh process, with orders for its recorder, and watches it.
 
 What it prints goes into a file beside its recording. It is ended when no step was recorded for as
-long as is allowed, and whatever ends the tool: then nothing of it runs on. It refuses to change
+long as is allowed, and by whatever ends the tool but SIGKILL: then nothing of it runs on, on Linux
+not even what has left its process group, as the workers of torchrun do. It refuses to change
 anything about how the script computes: environment, directory and arguments are the user's.
 """
 
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +28,8 @@ from verify.tracing.files import read_folder
 
 Run = dict[int, Recording]
 POLL = 0.02
-_LAST_LINES = 6
+_LAST_LINES, _LAST_BYTES = 6, 4096
+_ROUNDS = 100
 _PAUSE = 1.0  # seconds between two lines of progress
 _RUN = "{run}"
 _LINES = """\
@@ -95,8 +97,9 @@ def recorded(
 
 def last_words(log: Path) -> str:
     """The last lines of a log, to stand behind a message; "" when there are none."""
-    with suppress(OSError):
-        text = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    with suppress(OSError), open(log, "rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        text = file.read().decode("utf-8", "replace").strip().splitlines()
         if text:
             return "\nits last words:\n" + "\n".join(f"  {one}" for one in text[-_LAST_LINES:])
     return ""
@@ -147,21 +150,24 @@ def _run(
         return process.returncode
     finally:
         if process is not None:
-            _end(process)
+            _end(process, f"{VARIABLE}={variables[VARIABLE]}".encode())
 
 
 def _start(
     command: Sequence[str], output: IO[bytes], variables: dict[str, str]
 ) -> subprocess.Popen[bytes]:
-    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    python_path = os.pathsep.join(path for path in reversed(paths) if path)  # the user's first
+    paths = [os.environ.get("PYTHONPATH", "")]  # the user's first
+    root = Path(__file__).resolve().parents[2]
+    if root.name not in ("site-packages", "dist-packages"):  # all of which would go before others
+        paths.append(str(root))
+    python_path = {"PYTHONPATH": os.pathsep.join(filter(None, paths))} if any(paths) else {}
     try:
         return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **variables, "PYTHONPATH": python_path},
+            env={**os.environ, **variables, **python_path},
             start_new_session=True,
         )
     except OSError as error:
@@ -173,11 +179,28 @@ def _start(
         raise UnsupportedError(f"the command cannot be started: {error}") from error
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a script, and what it started and left behind."""
-    with interrupts_held(), suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _end(process: subprocess.Popen[bytes], mark: bytes) -> None:
+    """Ends a script, and what it started and left behind. mark: in their environment."""
+    with interrupts_held():
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for _ in range(_ROUNDS):  # one may be starting another
+            marked = list(_marked(mark))
+            for pid in marked:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not marked:
+                return
+            time.sleep(POLL)
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    """Processes with this variable; none where there is no /proc."""
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
 
 
 def _written(folder: Path) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from verify.errors import CaseError
 from verify.reasons import Verdict
-from verify.replaying.borders import Border, State, States, border_of, write_rest
+from verify.replaying.borders import Border, States, border_of, cut, resumed_at, write_rest
 from verify.replaying.findings import Finding
 from verify.replaying.lost_state import Narrow, narrow_values
 from verify.replaying.orders import STOPPED, Orders
@@ -119,7 +119,7 @@ def judge(command: tuple[str, ...], folder: Path, stop_after: int | None) -> Rep
         until = (None, stop_after)
         pairs.append(_pair("stopped", diff(folder / "whole", folder / "stopped", until)))
         resumed = read_folder(folder / "resumed")
-        border = border_of(_states(whole), _starts(resumed), stop_after - 1)
+        border = resumed_at(_states(whole), _states(resumed), stop_after - 1)
         border = _inside(whole, resumed, border)
         if border.whole and border.step >= stop_after:
             raise CaseError(
@@ -133,7 +133,9 @@ def judge(command: tuple[str, ...], folder: Path, stop_after: int | None) -> Rep
                 "(--resume-args), or not before `with verify.record`"
             )
         narrow = {rank: narrow_values(folder / "resumed", rank) for rank in resumed}
-        pairs.append(_resumed(folder, whole, resumed, border, narrow))
+        rest = {rank: cut(one, border.step + 1, border.part) for rank, one in whole.items()}
+        other = {rank: cut(one, 0, border.begun) for rank, one in resumed.items()}
+        pairs.append(_resumed(folder, rest, other, border, narrow))
     for pair in pairs:
         reasons += [f"{pair.name}: {reason}" for reason in pair.diff.reasons]
     verdict = Verdict.UNVERIFIED if reasons else Verdict.VERIFIED
@@ -173,7 +175,7 @@ def _stop_after(options: ReplayOptions, steps: int) -> int | None:
 
 
 def _refuse_checkpoints(whole: Run, again: Run) -> None:
-    border = border_of(_states(whole), _starts(again), START)
+    border = resumed_at(_states(whole), _states(again), START)
     if border.whole and border.step > START:
         raise CaseError(
             f"again: it began with the state of the first run after step {border.step}: it loaded "
@@ -218,7 +220,3 @@ def _pair(name: str, found: TraceDiff) -> Pair:
 
 def _states(run: Run) -> dict[int, States]:
     return {rank: States(one) for rank, one in run.items()}
-
-
-def _starts(run: Run) -> dict[int, State]:
-    return {rank: states.start for rank, states in _states(run).items()}

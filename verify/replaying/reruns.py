@@ -21,7 +21,7 @@ from verify.comparison import compare
 from verify.errors import InputFileError, UnsupportedError
 from verify.explanation.telling import explain
 from verify.reasons import Verdict
-from verify.replaying.orders import Orders, Wanted
+from verify.replaying.orders import BEFORE, Orders, Wanted
 from verify.replaying.processes import Script, recorded
 from verify.tracing.calls import ROOTS, Call, calls_of, inside
 from verify.tracing.causes import Cause
@@ -113,7 +113,8 @@ def explain_runs(
             "same number of ranks"
         )
     chosen = choose(read_folder(a)[place.rank], found)
-    orders = Orders("", stop_after=max(place.step, START) + 1, keep=chosen.wanted)
+    opens = any(key[2].endswith(BEFORE) for _, key in (*chosen.at, *chosen.given))
+    orders = Orders("", max(place.step, START) + 1, chosen.wanted, states=opens)
     made: list[Try] = []
     for number in range(1, tries + 1):
         folders = [folder / f"try-{number}" / name for name in "ab"]

@@ -77,12 +77,15 @@ def _headline(found: Explanation) -> str:
     tries = number(len(found.tries), "try").replace("trys", "tries")
     if found.explained is not None:
         return f"verdict={found.verdict} they part at the same place again, in {tries}"
+    if all(one.at[0].problem for one in found.tries):
+        return f"verdict={found.verdict} not explained: no tensors to compare in {tries}"
     return f"verdict={found.verdict} not explained: not seen again at the same place in {tries}"
 
 
 def _culprit(found: Explanation) -> Iterator[str]:
     assert found.found.culprit is not None
     yield f"culprit: {sentence(found.found.culprit, found.found)}"
+    yield from (f"  hint: {printable(hint)}" for hint in found.found.culprit.hints)
 
 
 def _tries(found: Explanation) -> Iterator[str]:

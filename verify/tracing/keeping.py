@@ -4,7 +4,7 @@ events, notes the generators at the beginning of each step, and stops.
 Kept tensors lie beside the recording, `rank-00000.step-3.safetensors`, complete or not at all: each
 file is written under another name first. They are copies as of the moment of the event. It refuses
 a second recording in one run, since nobody could say which of the two is meant, and keeps no more
-than MOST_BYTES.
+than MOST_BYTES of each run's events besides the first that is wanted, the culprit's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,17 +58,22 @@ class Keeper:
         self._bytes = 0
         self._narrow: list[tuple[str, str, str, str]] = []
         self._optimizers: list[Optimizer] = []
+        self._searches: bool | None = None
         self._entering = False
 
     def optimizers(self, known: list[Optimizer], state: ModelState) -> list[Optimizer]:
         """The optimizers of a border: those that are known there, or at the start all that serve
         the model, so that what a resumed run has loaded is looked at."""
-        if not self._optimizers and not known and self._orders.states:
-            gc.collect()  # one that a resume replaced lives on in a cycle with its scheduler
-            known = in_use(state.served())
+        if self._searches is None:
+            self._searches = self._orders.states and not known
+            known = self._search(state) if self._searches else known
         mine = {id(one.param_groups) for one in self._optimizers}  # a wrapper shares its inner's
         self._optimizers += [one for one in known if id(one.param_groups) not in mine]
         return known
+
+    def _search(self, state: ModelState) -> list[Optimizer]:
+        gc.collect()  # one that a resume replaced lives on in a cycle with its scheduler
+        return in_use(state.served())
 
     def opens(self, first: bool, enters: bool) -> bool:
         """Whether the state is taken before what comes now: where a step begins, and where a pass
@@ -84,8 +90,8 @@ class Keeper:
         `probed`."""
         if self._orders.states and opens:
             if number > START:
-                if not self._optimizers:  # made behind the start, as trainers do
-                    self.optimizers([], state)
+                if self._searches and (number == 0 or not self._optimizers):
+                    self._optimizers = self._search(state)  # trainers make theirs behind the start
                 for one in state.values():
                     yield probed(one)
                 for optimizer in self._optimizers:
@@ -113,7 +119,8 @@ class Keeper:
         occurrence = self._seen.get(place, 0)
         self._seen[place] = occurrence + 1
         if occurrence in wanted:
-            self._keep(_name((*place, occurrence)), local)
+            first = self._orders.keep[0][1:] == (number, *place, occurrence)
+            self._keep(_name((*place, occurrence)), local, 0 if first else self._bytes)
 
     def close(self, number: int) -> None:
         """A step has ended: writes what was kept of it."""
@@ -127,8 +134,8 @@ class Keeper:
             self._write(f"step-{number}.safetensors", save(self._kept))
         self._seen, self._kept, self._left = {}, {}, {}
 
-    def _keep(self, name: str, local: Tensor) -> None:
-        if self._bytes + local.nbytes > MOST_BYTES:
+    def _keep(self, name: str, local: Tensor, used: int) -> None:
+        if used + local.nbytes > MOST_BYTES:
             self._left[name] = f"more than {MOST_BYTES / 2**30:.0f} GiB would be kept"
             return
         plain = plain_tensor(local).detach()
@@ -148,6 +155,8 @@ class Keeper:
             partial.write_bytes(content)
             os.replace(partial, path)
         except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
             raise unwritable(path, error) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from verify.onpolicy.causes.table import Cause, cause
 from verify.onpolicy.gates import parse_gate
 from verify.onpolicy.numbers import measure
 from verify.onpolicy.pairing import Pairs, pair
+from verify.onpolicy.routing import FAULTS, WRONG, Fault, RoutingCheck
 from verify.onpolicy.samples import Place, Problem
 from verify.onpolicy.verdicts import ONPOLICY_REASONS, OnPolicyVerdict, judge
 from verify.reasons import Verdict
@@ -249,3 +251,25 @@ def test_a_bound_that_lets_a_wide_mismatch_pass_is_no_bound():
     assert reasons(found) == ["no-bound"]
     assert "signed means cancel" in found.findings[0].what
     assert reasons(verdict(lists(SAME, NEAR), "abs_mean>0.1", "k1>0.01")) == []
+
+
+def of_routing(*kinds: str) -> OnPolicyVerdict:
+    faults = tuple(Fault(kind, f"layer {at}", "what was seen") for at, kind in enumerate(kinds))
+    check = RoutingCheck(1, (), faults, np.full(3, -1, np.int32), 0.0, None)
+    pairs = lists(SAME, SAME)
+    return judge(pairs, measure(pairs), routing=check)
+
+
+@pytest.mark.parametrize("kind", sorted(WRONG))
+def test_a_record_that_would_be_replayed_wrongly_is_a_mismatch(kind):
+    found = of_routing(kind, kind)
+    assert found.verdict is Verdict.MISMATCH
+    (one,) = found.findings
+    assert (one.reason, one.kind, one.count) == ("routing-record", kind, 2)
+    assert one.what == "layer 0: what was seen"
+    assert one.remedy == FAULTS[kind]
+
+
+def test_a_record_that_says_too_little_is_none():
+    assert of_routing(*sorted(set(FAULTS) - WRONG)).verdict is Verdict.VERIFIED
+    assert of_routing().verdict is Verdict.VERIFIED

@@ -15,7 +15,7 @@ from struck_starts import strike_start
 from verify.errors import CaseError, UnsupportedError
 from verify.replay_cli import workplace
 from verify.replaying.orders import STOPPED, VARIABLE, Orders, given, write_orders
-from verify.replaying.processes import Script, command_of, recorded
+from verify.replaying.processes import Script, command_of, last_words, recorded
 
 
 def script(folder: Path, text: str, *arguments: str, timeout: float = 60.0) -> Script:
@@ -80,6 +80,29 @@ def test_what_a_script_leaves_running_is_ended(tmp_path: Path) -> None:
     )
     recorded(script(tmp_path, text), tmp_path / "whole", Orders(""))
     assert _gone(int((tmp_path / "whole" / "files" / "pid").read_text()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_what_left_the_process_group_is_ended(tmp_path: Path) -> None:
+    """As torchrun's workers do."""
+    text = (
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+        f"(run / 'pid').write_text(str(child.pid))\n{WHOLE}"
+    )
+    recorded(script(tmp_path, text), tmp_path / "whole", Orders(""))
+    assert _gone(int((tmp_path / "whole" / "files" / "pid").read_text()))
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "log.txt"
+    with log.open("wb") as file:
+        file.truncate(2**40)  # a hole: reading it whole would not end
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n\xffthe end\n")
+    assert last_words(log).endswith("\n  \ufffdthe end")
+    log.write_text("")
+    assert last_words(log) == ""
 
 
 def _gone(pid: int) -> bool:

@@ -61,6 +61,8 @@ def train(folder: Path, faults: Faults) -> None:
             if "grad" in faults:
                 model[0].weight.grad[2] += 1
             optimizer.step()
+            with torch.no_grad():
+                model[0].weight[3, 2] += faults.get("between", 0)
 
 
 @pytest.fixture
@@ -125,6 +127,17 @@ def test_a_rare_difference_that_comes_at_the_second_try(
         "verdict=MISMATCH they part at the same place again, in 2"
     )
     assert [one.parted for one in found.tries] == [False, True]
+
+
+def test_what_came_in_between_two_steps(tmp_path: Path, again: Callable[..., list[Orders]]) -> None:
+    """`verify replay` records the state that a step finds, too."""
+    for name, faults in (("a", {}), ("b", {"between": 1.0})):
+        with ordered(tmp_path / name, Orders("", states=True)):
+            train(tmp_path / "unused", faults)
+    again({}, {"between": 1.0})
+    found = explain_runs(tmp_path / "a", tmp_path / "b", SCRIPTS, tmp_path / "new", tries=1)
+    assert found.verdict is Verdict.MISMATCH, retelling.text(found)
+    assert "probe parameter 0.weight before the first event: 1 of 256" in retelling.text(found)
 
 
 def test_what_does_not_come_again_is_not_explained(

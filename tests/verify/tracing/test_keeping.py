@@ -3,6 +3,7 @@ that they find, and stops where nothing is lost; and nothing of it without order
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from traced_models import events
 
 import verify
-from verify import UnsupportedError
+from verify import InputFileError, UnsupportedError
 from verify.hashing import digest_tensor
 from verify.replaying.borders import States, found_state
 from verify.replaying.orders import BEFORE, STOPPED, Orders, Stopped
@@ -120,6 +121,47 @@ def test_what_cannot_be_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list(kept) == [("ok", "probe", "", 0)]
     assert left["big", "probe", "", 0].startswith("more than")
     assert "complex128" in left["odd", "probe", "", 0] or "Error" in left["odd", "probe", "", 0]
+
+
+def test_the_first_that_is_wanted_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The culprit, though what it was made of comes before it."""
+    monkeypatch.setattr(keeping, "MOST_BYTES", X.nbytes)
+    keys = [(name, "probe", "", 0) for name in ("culprit", "given", "also given")]
+    model, optimizer = net()
+    orders = Orders("", keep=tuple((0, 0, *key) for key in keys))
+    with ordered(tmp_path / "run", orders), verify.record("run", model, optimizer):
+        for name, *_ in reversed(keys):
+            verify.probe(name, X)
+        model(X).sum().backward()
+        optimizer.step()
+    kept, left = kept_tensors(tmp_path / "run", 0, 0)
+    assert set(kept) == {keys[0], keys[2]}
+    assert set(left) == {keys[1]}
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    orders = Orders("", keep=((0, 0, "x", "probe", "", 0),))
+    with ordered(tmp_path / "run", orders):
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(InputFileError, match="step-0.safetensors: cannot write: No space"):
+            _probes_and_steps()
+    assert not list((tmp_path / "run").glob("*.partial"))
+
+
+def _probes_and_steps() -> None:
+    model, optimizer = net()
+    with verify.record("run", model, optimizer):
+        verify.probe("x", X)
+        model(X).sum().backward()
+        optimizer.step()
 
 
 def test_a_stop_comes_before_weights_change(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from verify.onpolicy.causes import (
 )
 from verify.onpolicy.causes.facts import CAP, Facts, Finding, gather
 from verify.onpolicy.causes.table import Cause, Evidence, cause
+from verify.onpolicy.causes.weights import with_weights
 from verify.onpolicy.numbers import Numbers
 from verify.onpolicy.pairing import Pairs
 
@@ -65,7 +66,7 @@ def diagnose(pairs: Pairs, numbers: Numbers, evidence: Evidence) -> tuple[Cause,
             found.append(_scaled(bad, CAP * infinite / whole))
     if whole > 0.0 and len(facts):
         found += _values(facts, whole, found)
-    merged = _merged(found)
+    merged = with_weights(_merged(found), evidence.weights)
     first = {"other-tokens"}
     return tuple(
         sorted(merged, key=lambda one: (not one.claimed, one.name not in first, -one.weight))
