@@ -1,5 +1,6 @@
-"""A tiny Qwen3-MoE learns its own source. Its experts' rows are added up in any order, as atomics
-do, so no two runs agree: `verify trace diff` says where. `train.py FOLDER mok` has no such sum.
+"""A tiny Qwen3-MoE whose experts' rows are added up in any order, as atomics do, so no two runs
+agree: `verify trace diff` says where. `train.py FOLDER mok` has no such sum, and
+`train.py FOLDER atomic_sum op` records every operation.
 """
 
 import sys
@@ -24,6 +25,7 @@ def atomic_sum(self, x, experts, weights):
 
 ExpertsInterface.register("atomic_sum", atomic_sum)
 
+folder, experts, level = (*sys.argv[1:], *("", "atomic_sum", "module")[len(sys.argv) - 1 :])
 torch.manual_seed(0)
 config = Qwen3MoeConfig(
     vocab_size=256,
@@ -35,14 +37,13 @@ config = Qwen3MoeConfig(
     head_dim=16,
     num_experts=8,
     num_experts_per_tok=4,
-    experts_implementation=sys.argv[2] if len(sys.argv) > 2 else "atomic_sum",
+    experts_implementation=experts,
 )
 model = Qwen3MoeForCausalLM(config).bfloat16()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-with open(__file__, "rb") as source:
-    text = torch.tensor(list(source.read()))
+text = torch.arange(4096) * 7 % 97  # something to learn
 
-with verify.record(sys.argv[1], model):
+with verify.record(folder, model, level=level):
     for _ in range(10):
         batch = text[torch.randint(len(text) - 32, (4, 1)) + torch.arange(32)]
         loss = model(input_ids=batch, labels=batch).loss
