@@ -76,7 +76,10 @@ def record(
     if level not in LEVELS:
         raise UnsupportedError(f"level is {level!r}; allowed are {' and '.join(LEVELS)}")
     if not isinstance(model, nn.Module):
-        raise UnsupportedError(f"record takes a torch.nn.Module, not a {type(model).__name__}")
+        raise UnsupportedError(
+            "record takes a folder and then a torch.nn.Module, not a "
+            f"{type(folder).__name__} and then a {type(model).__name__}"
+        )
     if _active:
         raise UnsupportedError(
             "a recording is under way: end it first, or give one module that holds both models"

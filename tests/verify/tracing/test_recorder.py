@@ -344,3 +344,9 @@ def test_a_fault_is_seen_where_it_is(tmp_path: Path) -> None:
     pairs = zip(*(one.events for one in found), strict=True)
     first = next(one.definition for one, other in pairs if one.digest != other.digest)
     assert (first.name, first.kind) == ("1", "output")
+
+
+def test_exchanged_arguments_are_named(tmp_path: Path) -> None:
+    said = "takes a folder and then a torch.nn.Module, not a Linear and then a str"
+    with pytest.raises(UnsupportedError, match=said), verify.record(nn.Linear(2, 2), str(tmp_path)):
+        pass
