@@ -1,32 +1,23 @@
 """The HTML page in a real browser: pixels in light and dark, layout wide and narrow, no scripts.
 
-A Chromium draws what a person would see. Few tests, since each start takes seconds; they run in one
-xdist group. Without a browser they skip, and fail where CI is set: there it must not go missing.
+See tests/support/browsers.py for what happens without a browser.
 """
 
 from __future__ import annotations
 
 import html
-import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import matplotlib.image
 import numpy as np
 import pytest
+from browsers import colour, count, find_browser, measured, screenshot, start
 from large_reports import difference, large
 
-from verify import rendering
 from verify.rendering import render
 from verify.verdicts import CaseVerdict, Finding
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-STYLE = (Path(rendering.__file__).parent / "templates" / "style.jinja").read_text()
-SCHEMES = {"dark": 0, "light": 1}  # as Blink numbers them
 WIDTHS = (1280, 400)
 
 
@@ -61,47 +52,13 @@ window.onload = () => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
-    if found is None:
-        said = f"no browser on PATH ({', '.join(NAMES)}); `bash ci/browser.sh` installs one"
-        if os.environ.get("CI"):
-            pytest.fail(said)
-        pytest.skip(said)
-    return found
-
-
-def _start(browser: str, profile: Path, *words: str) -> str:
-    common = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-pings")
-    words = (browser, *common, f"--user-data-dir={profile}", *words)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return find_browser()
 
 
 def _screenshot(browser: str, folder: Path, text: str, scheme: str, height: int = 1600) -> Any:
-    """The page as an array [height, 1280, 3] of bytes."""
-    (folder / "page.html").write_text(text, encoding="utf-8")
-    shot = folder / "shot.png"
-    _start(
-        browser,
-        folder / "profile",
-        f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}",
-        f"--window-size=1280,{height}",
-        f"--screenshot={shot}",
-        (folder / "page.html").as_uri(),
-    )
-    pixels = matplotlib.image.imread(shot)
-    return np.rint(255 * pixels[:, :, :3]).astype(np.uint8)
-
-
-def _colour(name: str, scheme: str) -> tuple[int, ...]:
-    blocks = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
-    value = dict(re.findall(r"--([\w-]+): #([0-9a-f]{6});", blocks[scheme == "dark"]))[name]
-    return tuple(bytes.fromhex(value))
-
-
-def _count(pixels: Any, name: str, scheme: str) -> int:
-    return int((pixels == np.array(_colour(name, scheme))).all(axis=2).sum())
+    page = folder / "page.html"
+    page.write_text(text, encoding="utf-8")
+    return screenshot(browser, page, folder, scheme, height)
 
 
 @pytest.fixture
@@ -130,21 +87,21 @@ def failing(make_result, make_claim) -> dict[str, Any]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_failing_page_shows_every_state(browser, tmp_path, failing, scheme):
     pixels = _screenshot(browser, tmp_path, render(failing, "html"), scheme)
-    assert tuple(pixels[3, 3]) == _colour("page", scheme)
+    assert tuple(pixels[3, 3]) == colour("page", scheme)
     assert (pixels.mean() > 200) if scheme == "light" else (pixels.mean() < 60)
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 100  # letters are drawn, not only boxes
     for name in ("good-bg", "bad-bg", "open-bg", "bad-solid", "good-solid"):
-        assert _count(pixels, name, scheme) > 500, name
+        assert count(pixels, name, scheme) > 500, name
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_passing_page_shows_nothing_red(browser, tmp_path, make_result, scheme):
     pixels = _screenshot(browser, tmp_path, render(make_result(), "html"), scheme)
-    assert tuple(pixels[3, 3]) == _colour("page", scheme)
-    assert _count(pixels, "good-bg", scheme) > 500
-    assert _count(pixels, "good-solid", scheme) > 500
+    assert tuple(pixels[3, 3]) == colour("page", scheme)
+    assert count(pixels, "good-bg", scheme) > 500
+    assert count(pixels, "good-solid", scheme) > 500
     for name in ("bad-bg", "bad-solid", "open-bg", "open-solid"):
-        assert _count(pixels, name, scheme) == 0, name
+        assert count(pixels, name, scheme) == 0, name
 
 
 def test_a_page_of_a_thousand_cases_shows_the_failures_first(
@@ -152,7 +109,7 @@ def test_a_page_of_a_thousand_cases_shows_the_failures_first(
 ):
     text = render(large(make_result, make_claim), "html")
     pixels = _screenshot(browser, tmp_path, text, "light", height=1400)
-    bad = (pixels == np.array(_colour("bad-bg", "light"))).all(axis=2).any(axis=1)
+    bad = (pixels == np.array(colour("bad-bg", "light"))).all(axis=2).any(axis=1)
     rows = np.flatnonzero(bad)
     assert 200 < rows[0] < 500  # right below the verdict
     assert np.count_nonzero(bad[:1250]) > 30 * 15  # thirty rows of the matrix
@@ -181,17 +138,17 @@ def test_layout_and_policy(browser, tmp_path, failing, nasty, mixed, make_result
         f"<!doctype html><meta charset=utf-8><body>{body}<script>{MEASURE}</script>",
         encoding="utf-8",
     )
-    dom = _start(browser, tmp_path / "profile", "--dump-dom", outer.as_uri())
-    found = json.loads(html.unescape(re.search(r'data-measured="([^"]*)"', dom).group(1)))
+    dom = start(browser, tmp_path / "profile", "--dump-dom", outer.as_uri())
+    found = measured(dom)
     assert set(found) == set(frames)
-    for name, measured in found.items():
-        assert measured["inner"] == frames[name][1], name
-        assert measured["scroll"] <= measured["inner"], name
-        assert measured["texts"] > 20, name
-        assert measured["empty"] == [], name
-        assert measured["outside"] == [], name
-        assert measured["flat"] == 0, name
+    for name, one in found.items():
+        assert one["inner"] == frames[name][1], name
+        assert one["scroll"] <= one["inner"], name
+        assert one["texts"] > 20, name
+        assert one["empty"] == [], name
+        assert one["outside"] == [], name
+        assert one["flat"] == 0, name
         expected = frames[name][0].count("<article")
-        assert measured["cards"] == expected, name
+        assert one["cards"] == expected, name
     assert found["attacked 1280"]["title"] == found["passing 1280"]["title"]
     assert found["unguarded 1280"]["title"] == "a script ran"  # so the policy is what stopped it

@@ -5,26 +5,14 @@ Without a browser it skips, and fails where CI is set, as the tests of the repor
 
 from __future__ import annotations
 
-import html
-import json
-import os
-import re
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
-import matplotlib.image
-import numpy as np
 import pytest
+from browsers import colour, count, find_browser, measure, screenshot
 from onpolicy_analyses import analysed, drift, odd, routed
 
-from verify import rendering
 from verify.onpolicy import report_page
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-STYLE = (Path(rendering.__file__).parent / "templates" / "style.jinja").read_text()
-DARK = 0  # as Blink numbers colour schemes
 WIDTHS = (1280, 420)
 MEASURE = """
 window.onload = () => {
@@ -58,13 +46,7 @@ window.onload = () => {
 
 @pytest.fixture(scope="module")
 def browser() -> str:
-    found = next((path for path in map(shutil.which, NAMES) if path), None)
-    if found is None:
-        said = f"no browser on PATH ({', '.join(NAMES)}); `bash ci/browser.sh` installs one"
-        if os.environ.get("CI"):
-            pytest.fail(said)
-        pytest.skip(said)
-    return found
+    return find_browser()
 
 
 @pytest.fixture(scope="module")
@@ -75,51 +57,15 @@ def page(tmp_path_factory) -> Path:
     return file
 
 
-def start(browser: str, folder: Path, *words: str) -> str:
-    common = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-pings")
-    words = (browser, *common, f"--user-data-dir={folder / 'profile'}", *words)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def colour(name: str) -> tuple[int, ...]:
-    block = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)[1]
-    return tuple(bytes.fromhex(dict(re.findall(r"--([\w-]+): #([0-9a-f]{6});", block))[name]))
-
-
 def test_every_kind_of_token_is_seen_in_the_dark(browser, page, tmp_path):
-    shot = tmp_path / "shot.png"
-    start(
-        browser,
-        page.parent,
-        f"--blink-settings=preferredColorScheme={DARK}",
-        "--window-size=1280,3200",
-        f"--screenshot={shot}",
-        page.as_uri(),
-    )
-    pixels: Any = np.rint(255 * matplotlib.image.imread(shot)[:, :, :3]).astype(np.uint8)
-    assert tuple(pixels[3, 3]) == colour("page")
+    pixels = screenshot(browser, page, tmp_path, "dark", height=3200)
+    assert tuple(pixels[3, 3]) == colour("page", "dark")
     for name, least in (("bad-solid", 9_000), ("link", 5_000), ("open-solid", 600)):
-        assert (pixels == np.array(colour(name))).all(axis=2).sum() > least, name
+        assert count(pixels, name, "dark") > least, name
 
 
 def test_nothing_is_outside_and_one_token_of_each_strip_is_read_out(browser, page):
-    frames = "".join(
-        f'<iframe id="w{width}" src="{page.name}" style="width:{width}px;height:900px"></iframe>'
-        for width in WIDTHS
-    )
-    outer = page.parent / "outer.html"
-    outer.write_text(f"<!doctype html><body>{frames}<script>{MEASURE}</script></body>")
-    dumped = start(
-        browser,
-        page.parent,
-        "--allow-file-access-from-files",
-        "--virtual-time-budget=20000",
-        "--dump-dom",
-        outer.as_uri(),
-    )
-    measured = json.loads(html.unescape(re.search(r'data-measured="(.*?)"', dumped).group(1)))
+    measured = measure(browser, page, MEASURE, WIDTHS)
     for width in WIDTHS:
         one = measured[f"w{width}"]
         assert one["scroll"] <= one["inner"]
