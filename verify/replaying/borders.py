@@ -5,6 +5,11 @@ whole run began with, so the step that began with most of it is the one. The mor
 the better, then the more of buffers and optimizer state, then generators; of equals the one that is
 expected. The first step only counts if no other one has more of all but the parameters.
 
+A checkpoint may be saved inside of a step as recorded: behind a validation, which comes after the
+optimizer's step, or behind a step that a loss scaler skipped. So a step has parts, one for each
+pass of training in it, with the state that it found, and a run may go on at any of them. What the
+resumed run does before its own, such as a validation, changes nothing that the state does not show.
+
 Then both recordings are written again from that step on, numbered alike, with the state that it
 begins with as their start, so that any comparison of recordings can compare them.
 """
@@ -106,6 +111,8 @@ def resumed_at(whole: Mapping[int, States], resumed: Mapping[int, States], expec
         }
         rest = {rank: one.rest(0, part) for rank, one in resumed.items() if 0 in one.steps}
         found.append(replace(border_of(whole, begun, expected, rest), begun=part))
+        if found[-1].whole and found[-1].fits[2]:
+            break
     return max(found, key=lambda one: (one.fits, -one.begun))
 
 

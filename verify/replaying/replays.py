@@ -120,7 +120,7 @@ def judge(command: tuple[str, ...], folder: Path, stop_after: int | None) -> Rep
         pairs.append(_pair("stopped", diff(folder / "whole", folder / "stopped", until)))
         resumed = read_folder(folder / "resumed")
         border = resumed_at(_states(whole), _states(resumed), stop_after - 1)
-        border = _inside(whole, resumed, border)
+        _refuse_late_loading(whole, resumed, border)
         if border.whole and border.step >= stop_after:
             raise CaseError(
                 f"resumed: it went on at step {border.step + 1}, though its run was stopped before "
@@ -183,23 +183,20 @@ def _refuse_checkpoints(whole: Run, again: Run) -> None:
         )
 
 
-def _inside(whole: Run, resumed: Run, border: Border) -> Border:
-    """The border, also of a run that loads its checkpoint inside of the recording.
-
-    Its state at the start is the initial one, and after its first step that of a later border.
-    """
+def _refuse_late_loading(whole: Run, resumed: Run, border: Border) -> None:
+    """Of a checkpoint that is loaded behind the first event of a recording: its first step begins
+    with the initial state, and its second one with that of a later border."""
     if border.step > START or not border.whole:
-        return border
+        return
     later = {
         rank: states.opening(1) for rank, states in _states(resumed).items() if 1 in states.steps
     }
     after = border_of(_states(whole), later, 0)
     if after.whole and after.step > 0:
         raise CaseError(
-            f"resumed: its first step is step {after.step}, and its recording begins with the "
-            "initial state: it loads its checkpoint inside of `with verify.record`; load it before"
+            f"resumed: its first step is step {after.step}, and it begins with the initial state: "
+            "it loads its checkpoint behind the first event that it records; load it before"
         )
-    return border
 
 
 def _resumed(

@@ -115,7 +115,8 @@ def _headline(found: Replay) -> str:
     parted = [pair for pair in found.pairs if pair.verdict is Verdict.MISMATCH]
     made = f"{number(found.steps, 'step')}"
     if found.border is not None:
-        made += f", stopped after {found.stop_after}, resumed at step {found.border.step + 1}"
+        inside = "inside of" if found.border.part else "at"
+        made += f", stopped after {found.stop_after}, resumed {inside} step {found.border.step + 1}"
     if parted:
         names = " and ".join(f"{pair.name} (whole, {_RUNS[pair.name]})" for pair in parted)
         said = f"parted: {names}; {made}"

@@ -59,6 +59,7 @@ class Keeper:
         self._narrow: list[tuple[str, str, str, str]] = []
         self._optimizers: list[Optimizer] = []
         self._searches: bool | None = None
+        self._looked = False
         self._entering = False
 
     def optimizers(self, known: list[Optimizer], state: ModelState) -> list[Optimizer]:
@@ -90,8 +91,9 @@ class Keeper:
         `probed`."""
         if self._orders.states and opens:
             if number > START:
-                if self._searches and (number == 0 or not self._optimizers):
-                    self._optimizers = self._search(state)  # trainers make theirs behind the start
+                if self._searches and number == 0 and not self._looked:
+                    self._looked = True  # trainers make theirs behind the start
+                    self._optimizers = self._search(state)
                 for one in state.values():
                     yield probed(one)
                 for optimizer in self._optimizers:

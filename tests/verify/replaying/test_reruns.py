@@ -23,6 +23,7 @@ from verify.replaying import reruns, retelling
 from verify.replaying.orders import Orders
 from verify.replaying.processes import Run, Script
 from verify.replaying.reruns import choose, explain_runs
+from verify.tracing import keeping
 from verify.tracing.divergence import diff
 from verify.tracing.files import read_folder
 from verify.tracing.states import _kind, _packed
@@ -58,6 +59,7 @@ def train(folder: Path, faults: Faults) -> None:
         for _ in range(3):
             optimizer.zero_grad()
             model(x).square().sum().backward()
+            optimizer.param_groups[0]["lr"] = faults.get("later", optimizer.param_groups[0]["lr"])
             if "grad" in faults:
                 model[0].weight.grad[2] += 1
             optimizer.step()
@@ -127,6 +129,27 @@ def test_a_rare_difference_that_comes_at_the_second_try(
         "verdict=MISMATCH they part at the same place again, in 2"
     )
     assert [one.parted for one in found.tries] == [False, True]
+
+
+def test_a_setting_that_was_changed_is_hinted_at(
+    tmp_path: Path, again: Callable[..., list[Orders]]
+) -> None:
+    a, b = recordings(tmp_path, {}, {"later": 0.2})
+    again({}, {"later": 0.2})
+    shown = retelling.text(explain_runs(a, b, SCRIPTS, tmp_path / "new")).splitlines()
+    assert ", optimizer: optimizer lr of (group 0) differs after it" in shown[1]
+    assert shown[2] == "  hint: settings of the optimizer differ: lr of (group 0)"
+
+
+def test_what_could_not_be_kept_is_not_called_unseen(
+    tmp_path: Path, again: Callable[..., list[Orders]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "MOST_BYTES", 16)
+    a, b = recordings(tmp_path, {}, {"ulps": 1})
+    again({}, {"ulps": 1})
+    shown = retelling.text(explain_runs(a, b, SCRIPTS, tmp_path / "new", tries=1)).splitlines()
+    assert shown[0] == "verdict=UNVERIFIED not explained: no tensors to compare in 1 try"
+    assert shown[2].startswith("try 1: nothing to compare at output of 1: more than")
 
 
 def test_what_came_in_between_two_steps(tmp_path: Path, again: Callable[..., list[Orders]]) -> None:

@@ -123,9 +123,7 @@ def test_what_cannot_be_kept_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "complex128" in left["odd", "probe", "", 0] or "Error" in left["odd", "probe", "", 0]
 
 
-def test_the_first_that_is_wanted_has_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_that_is_wanted_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The culprit, though what it was made of comes before it."""
     monkeypatch.setattr(keeping, "MOST_BYTES", X.nbytes)
     keys = [(name, "probe", "", 0) for name in ("culprit", "given", "also given")]
@@ -151,7 +149,7 @@ def test_a_full_disk_leaves_no_part_of_a_file(
     orders = Orders("", keep=((0, 0, "x", "probe", "", 0),))
     with ordered(tmp_path / "run", orders):
         monkeypatch.setattr(Path, "write_bytes", full)
-        with pytest.raises(InputFileError, match="step-0.safetensors: cannot write: No space"):
+        with pytest.raises(InputFileError, match=r"step-0\.safetensors: cannot write: No space"):
             _probes_and_steps()
     assert not list((tmp_path / "run").glob("*.partial"))
 
