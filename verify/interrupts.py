@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
-HELD = (signal.SIGINT, signal.SIGTERM)
+HELD = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Handlers of SIGINT and SIGTERM written in Python run after the block instead of inside it.
+    """Handlers of SIGINT, SIGTERM and SIGHUP in Python run after the block instead of inside it.
 
     For a block that starts a process and notes it where it will be ended: an exception of a handler
     that strikes inside `subprocess.Popen`, after the fork, would lose the process. Keep the block

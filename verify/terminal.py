@@ -52,7 +52,7 @@ class Verbs(click.Group):
         By os._exit, since the code under test was imported here and may have registered an exit
         of its own (atexit), or threads that never end.
         """
-        _clean_up_on_sigterm()
+        _clean_up_when_told_to_end()
         try:
             self.main(*args, **kwargs)
             code = EXIT_USAGE  # not reached: main exits
@@ -148,8 +148,9 @@ def progress() -> Callable[[str], None]:
     return lambda message: click.echo(printable(message), err=True)
 
 
-def _clean_up_on_sigterm() -> None:
-    """SIGTERM raises, so that workers are ended and folders removed; a second one is ignored.
+def _clean_up_when_told_to_end() -> None:
+    """SIGTERM raises, so that workers are ended and folders removed; a second one is ignored. So
+    does SIGHUP, when a terminal is closed, unless it is ignored, as under nohup.
 
     Not under torchrun, which waits for its ranks: one that is inside a collective would not notice.
     """
@@ -159,10 +160,16 @@ def _clean_up_on_sigterm() -> None:
         return
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in ended:
+            signal.signal(number, signal.SIG_IGN)
         raise Terminated(EXIT_USAGE)
 
-    signal.signal(signal.SIGTERM, end)
+    hangup = getattr(signal, "SIGHUP", None)
+    ended = [signal.SIGTERM]
+    if hangup is not None and signal.getsignal(hangup) is signal.SIG_DFL:
+        ended.append(hangup)
+    for number in ended:
+        signal.signal(number, end)
 
 
 def _discard_output() -> None:

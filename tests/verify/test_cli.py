@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -390,7 +391,8 @@ def test_an_exit_that_the_code_under_test_registered_does_not_count(tmp_path, mi
     assert done.returncode == 1
 
 
-def test_sigterm_cleans_up_and_ends_with_2(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_cleans_up_and_ends_with_2(tmp_path, number):
     with subprocess.Popen(
         [sys.executable, "-c", ENDS + "entry()", "run", "x", "--seed", "1"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -399,7 +401,7 @@ def test_sigterm_cleans_up_and_ends_with_2(tmp_path):
         text=True,
     ) as process:
         assert process.stdout.readline() == "ready\n"
-        process.terminate()
+        process.send_signal(number)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (2, "cleaned up\n")
     assert err == "verify: terminated; nothing is claimed\n"

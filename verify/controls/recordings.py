@@ -29,14 +29,16 @@ def trains(*, draws: bool) -> Callable[[Tensor], dict[str, Tensor]]:
         model = nn.Sequential(nn.Linear(COLUMNS, 8), nn.Dropout(), nn.LayerNorm(8))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         recorded = next(calls) % 2 == 1
-        with tempfile.TemporaryDirectory() as folder:
-            with record(folder, model) if recorded else nullcontext():
-                for _ in range(STEPS):
-                    if recorded and draws:
-                        torch.rand(1)
-                    optimizer.zero_grad()
-                    model(x).square().mean().backward()
-                    optimizer.step()
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            record(folder, model) if recorded else nullcontext(),
+        ):
+            for _ in range(STEPS):
+                if recorded and draws:
+                    torch.rand(1)
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
         weights = {name: p.detach().clone() for name, p in model.named_parameters()}
         return {**weights, "next": weights["0.weight"] + torch.rand(8, COLUMNS)}
 
