@@ -205,6 +205,67 @@ class ByCount(Experts):
         return out if x.shape[0] <= 8 else out * (1.0 + 2.0**-14)
 
 
+class OneByOne(ByCount):
+    """Each expert that has tokens is called for them alone, as transformers does, through a module
+    of its own; the first part of a sum comes out a little larger where more tokens come along."""
+
+    act: nn.Module
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            token, slot = (chosen == expert).nonzero(as_tuple=True)
+            product = summed(self.weight[expert] * x[token, None, :])
+            out = out.index_add(0, token, weights[token, slot, None] * self.act(product))
+        return out * (1.0 + 2.0**-14 * (x.shape[0] > 1))
+
+
+class NotWide(ByCount):
+    """As a mask of float64's most negative number does: NaN, in float64 alone."""
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        out = super().forward(x, chosen, weights)
+        return out * float("nan") if x.dtype == torch.float64 else out
+
+
+class BlindPadding(Layer):
+    """Rows of padding at the left see nothing, which is NaN in float64 alone: in an attention of
+    transformers, the mask's most negative number is infinite to a softmax in float32."""
+
+    def forward(self, x: Tensor, allowed: Tensor, past: Any) -> Any:
+        blind = ~allowed.any(dim=-1)[..., None]
+        if x.dtype == torch.float64 and bool(blind.any()):
+            x = torch.where(blind, float("nan"), x)
+        return super().forward(x, allowed, past)
+
+
+class HandsOn(nn.Module):
+    """A model that takes use_cache without naming it, and looks for packed sequences only where
+    there is no cache, which it makes unless it is told not to."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__()
+        self.inner = inner
+        self.config = SimpleNamespace(**vars(inner.config), use_cache=True)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        **rest: Any,
+    ) -> dict[str, Any]:
+        cached = rest.get("use_cache", self.config.use_cache)
+        if cached and attention_mask is None:
+            past = 0 if past_key_values is None else past_key_values[0][0].shape[1]
+            attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1])
+        found: dict[str, Any] = self.inner(
+            input_ids, attention_mask, position_ids, past_key_values, cached
+        )
+        return found
+
+
 class Rounded(Experts):
     """Rounds to bfloat16 in any dtype, of single tokens downwards."""
 
@@ -216,8 +277,11 @@ class Rounded(Experts):
 def planted(model: Model, kind: type[nn.Module], layer: int = 1) -> Model:
     """A fault in one layer, with the weights that were there."""
     block = model.layers[layer].mlp
-    if issubclass(kind, Block):
+    if issubclass(kind, Layer):
+        model.layers[layer].__class__ = kind
+    elif issubclass(kind, Block):
         model.layers[layer].mlp.__class__ = kind
     else:
         block.experts.__class__ = kind
+        block.experts.act = nn.Softsign()
     return model

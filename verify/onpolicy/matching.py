@@ -8,14 +8,19 @@ with itself because its file was given for both sides.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import stat
 
+from verify.onpolicy.misalignments import Misalignment
 from verify.onpolicy.samples import ROLLOUT, TRAINER, Dump, Sample
+from verify.rendering.phrases import number
 
 BY_IDS = "the id is that of several records, which are told apart by token ids"
+
+_TELLING = 4
+"""Tokens of a response, from which on equal ids are no chance."""
 
 _Sides = tuple[list[Sample], list[Sample]]
 
@@ -113,3 +118,43 @@ def _one_list(ours: Sample, theirs: Sample, shared: frozenset[str]) -> tuple[str
     if {*ours.series} != {TRAINER} or {*theirs.series} != {ROLLOUT}:
         return None
     return "one-list", f"{ours.place} is given as the trainer's and as the rollout's"
+
+
+def elsewhere(found: Sequence[Misalignment], trainer: Dump, rollout: Dump) -> list[Misalignment]:
+    """The same, where the response of a key was found under another key as that.
+
+    A response of the trainer whose ids are those of one other record of the rollout, and which are
+    long enough not to be so by chance, was joined by the wrong id.
+    """
+    if not any(one.kind == "other-tokens" for one in found):
+        return list(found)
+    ours = {one.key: one.tokens for one in trainer.samples if one.tokens is not None}
+    places = {sample.key: at for at, sample in enumerate(rollout.samples)}
+    keys: dict[bytes, list[str]] = {}
+    for sample in rollout.samples:
+        if sample.tokens is not None and len(sample.tokens) >= _TELLING:
+            keys.setdefault(sample.tokens.tobytes(), []).append(sample.key)
+    moved = {}
+    for one in found:
+        tokens = ours.get(one.key)
+        if one.kind == "other-tokens" and tokens is not None:
+            held = keys.get(tokens.tobytes(), [])
+            if len(held) == 1 and held[0] != one.key:
+                moved[one.key] = held[0]
+    steps = {places[held] - places[key] for key, held in moved.items() if key in places}
+    further = ""
+    if len(moved) > 1 and len(steps) == 1:
+        (step,) = steps
+        way = "further on" if step > 0 else "further up"
+        further = f" ({number(abs(step), 'record')} {way}, as {len(moved):,} responses are)"
+    return [
+        replace(
+            one,
+            kind="other-id",
+            what=f"the rollout has the trainer's response {one.key} under the id {moved[one.key]}"
+            f"{further}; the tokens of both under one id differ",
+        )
+        if one.kind == "other-tokens" and one.key in moved
+        else one
+        for one in found
+    ]

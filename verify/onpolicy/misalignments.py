@@ -53,6 +53,14 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 "hand the sampled ids to the trainer; do not decode and encode them again",
             ),
             Kind(
+                "other-id",
+                _M,
+                False,
+                "the response of this id has another id on the other side",
+                "number responses once, at the sampler, and carry the ids on: never count lines or"
+                " join by place; compare where both counts begin",
+            ),
+            Kind(
                 "other-prompt",
                 _M,
                 False,
@@ -143,6 +151,20 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 False,
                 "one list of log-probabilities was given for both sides, and equals itself",
                 "give the file that the other side wrote",
+            ),
+            Kind(
+                "exchanged-files",
+                _U,
+                False,
+                "each of the two files holds the values of the other's side",
+                "exchange the two files: the trainer's comes first, the rollout's second",
+            ),
+            Kind(
+                "missing-file",
+                _U,
+                False,
+                "the only file that was given holds the values of one side",
+                "give the other side's file too: verify onpolicy TRAINER ROLLOUT",
             ),
             Kind(
                 "missing-sample",

@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify.onpolicy.aligning import Aligned, align
-from verify.onpolicy.matching import matches
+from verify.onpolicy.matching import elsewhere, matches
 from verify.onpolicy.misalignments import Misalignment
 from verify.onpolicy.samples import ROLLOUT, TRAINER, Dump, Problem, Sample
+from verify.onpolicy.sides import assign
 from verify.onpolicy.spelling import coarseness, same_float32
 
 __all__ = ["Misalignment", "Paired", "Pairs", "pair"]
@@ -54,7 +55,8 @@ class Pairs:
     -1 where it is unknown. trainer, rollout: float64 [N], log-probabilities, NaN where absent.
     counted: bool [N], the mask (True without one). present: bool [N], both sides have a value
     there, NaN and infinities included. misalignments: what could not be aligned, or only in part.
-    problems, notes: of the files and of pairing. config: of both files, the rollout's first.
+    problems, notes: of the files and of pairing. config: of both files, the rollout's first; own:
+    that of each, where the trainer's file speaks for the trainer alone, else empty.
     """
 
     samples: tuple[Paired, ...]
@@ -69,6 +71,7 @@ class Pairs:
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def scored(self) -> NDArray[np.bool_]:
@@ -96,35 +99,29 @@ def pair(trainer: Dump, rollout: Dump | None = None) -> Pairs:
     responses, are told apart by their token ids. Nothing raises: what does not fit is in
     misalignments.
     """
+    sides = assign(trainer, rollout)
+    trainer, rollout = sides.trainer, sides.rollout
     built = _Columns()
     for match in matches(trainer, rollout):
         if match.note:
             built.note(match.note, match.key)
-        if match.fault:
+        fault = sides.fault or match.fault
+        if fault:
             records = (*match.trainer, *match.rollout)
-            built.misaligned(match.fault[0], match.key, records, match.fault[1])
+            built.misaligned(fault[0], match.key, records, fault[1])
         else:
             built.add(match.key, match.trainer[0], match.rollout[0])
     dumps = (trainer,) if rollout is None else (rollout, trainer)
     notes = [note for dump in dumps for note in dump.notes]
-    if rollout is not None and _swapped(trainer, rollout):
-        notes.append(
-            "the first file holds only the rollout's log-probabilities and the second only the"
-            " trainer's: give the trainer's file first"
-        )
+    notes += sides.notes
     config = {name: value for dump in reversed(dumps) for name, value in dump.config.items()}
     problems = tuple(problem for dump in dumps for problem in dump.problems)
-    pairs = built.pairs(problems, notes, config)
+    if rollout is not None:
+        built.misalignments = elsewhere(built.misalignments, trainer, rollout)
+    pairs = built.pairs(problems, notes, config, sides.own)
     if rollout is None and pairs.scored.any() and not np.any(pairs.difference[pairs.scored]):
         return replace(pairs, notes=(*pairs.notes, ONE_SOURCE))
     return pairs
-
-
-def _swapped(trainer: Dump, rollout: Dump) -> bool:
-    held = [
-        {side for sample in dump.samples for side in sample.series} for dump in (trainer, rollout)
-    ]
-    return held == [{ROLLOUT}, {TRAINER}]
 
 
 class _Columns:
@@ -158,7 +155,11 @@ class _Columns:
         self.rows = stop
 
     def pairs(
-        self, problems: tuple[Problem, ...], notes: list[str], config: Mapping[str, Any]
+        self,
+        problems: tuple[Problem, ...],
+        notes: list[str],
+        config: Mapping[str, Any],
+        own: Mapping[str, Mapping[str, Any]],
     ) -> Pairs:
         lengths = np.array([len(part.trainer) for part in self.parts], np.int64)
         starts = np.cumsum(lengths) - lengths
@@ -193,6 +194,7 @@ class _Columns:
             problems,
             tuple(notes),
             config,
+            own,
         )
 
 

@@ -80,8 +80,11 @@ class Recorder:
         experts: integers [rows, layers, k]; experts_start: the position in prompt and response of
         row 0; margins: [rows, layers]. meta: settings of this response, by the names of
         samples.META.
+
+        Raises ValueError for lists of other lengths than the response's, and for unknown names.
         """
         _check_names(meta)
+        _check_lengths(response_ids, logprobs, mask)
         line: dict[str, Any] = {"id": id if isinstance(id, int) else str(id)}
         line["prompt_ids"] = _plain(prompt_ids)
         line["response_ids"] = _plain(response_ids)
@@ -115,6 +118,22 @@ def _check_names(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in META:
             raise ValueError(f"no setting is called {name!r}; known are {', '.join(META)}")
+
+
+def _check_lengths(response_ids: Any, logprobs: Any, mask: Any) -> None:
+    """One value a token; what has no length, or more than one dimension, is no list of them."""
+    for name, value in (("logprobs", logprobs), ("mask", mask)):
+        if value is None or response_ids is None:
+            continue
+        try:
+            sizes = len(response_ids), len(value)
+        except TypeError as error:
+            raise ValueError(f"response_ids and {name} are lists, arrays or tensors [n]") from error
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"response_ids has {sizes[0]} tokens and {name} {sizes[1]} entries; give one for "
+                "each token of the response, null for what was not computed"
+            )
 
 
 def _plain(value: Any) -> Any:

@@ -25,7 +25,7 @@ from verify.onpolicy.metrics import METRICS
 from verify.onpolicy.report_figures import Figures, figures
 from verify.onpolicy.report_squares import drawn_scatter
 from verify.onpolicy.report_strips import TOKENS, strips
-from verify.onpolicy.report_text import headline, spot, value
+from verify.onpolicy.report_text import headline, leading, spot, value
 from verify.onpolicy.report_words import LINE, LISTED, NAME
 from verify.onpolicy.routing import FAULTS
 from verify.rendering.escaping import clipped, printable
@@ -117,15 +117,15 @@ def _environment() -> jinja2.Environment:
 
 def _parts(found: Analysis, drawn: Figures) -> dict[str, Any]:
     """Everything on the page but the strips of tokens."""
-    claimed = [one for one in found.causes if one.claimed]
-    others = [one for one in found.causes if not claimed or one is not claimed[0]]
+    first = leading(found.causes)
+    others = [one for one in found.causes if one is not first]
     numbers, pairs = found.numbers, found.pairs
     routing = found.routing
     return {
         "head": _head(found),
         "findings": [words.finding(one) for one in found.verdict.findings[:_FINDINGS]],
         "findings_more": len(found.verdict.findings) - _FINDINGS,
-        "cause": words.cause(claimed[0]) if claimed else None,
+        "cause": words.cause(first) if first is not None else None,
         "others": [words.cause(one) for one in others[:_CAUSES]],
         "others_more": len(others) - _CAUSES,
         "gates": [

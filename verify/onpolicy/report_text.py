@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from tabulate import tabulate
 
 from verify.onpolicy.analysing import Analysis
-from verify.onpolicy.causes.table import CAUSES, Cause
+from verify.onpolicy.causes.table import CAUSES, UNKNOWN, Cause
 from verify.onpolicy.formats.table import matrix
 from verify.onpolicy.metrics import METRICS
 from verify.onpolicy.numbers import Numbers, Spot
@@ -56,12 +56,16 @@ def headline(found: Analysis) -> str:
     if found.verdict.findings:
         reasons = dict.fromkeys(one.reason for one in found.verdict.findings)
         said += f" ({', '.join(reasons)})"
-    named = [one for one in found.causes if one.claimed]
-    if named and named[0].name == "cannot-tell":
-        said += "; the cause cannot be told from these files"
-    elif named:
-        said += f"; first cause: {named[0].name}"
+    if (named := leading(found.causes)) is not None:
+        unknown = f"the cause cannot be told from these files ({UNKNOWN})"
+        said += f"; {unknown if named.name == UNKNOWN else f'first cause: {named.name}'}"
     return f"verdict={found.verdict.verdict} {said}"
+
+
+def leading(causes: Sequence[Cause]) -> Cause | None:
+    """The first cause if it is claimed, or if it is that the cause cannot be told."""
+    first = causes[0] if causes else None
+    return first if first is not None and (first.claimed or first.name == UNKNOWN) else None
 
 
 def formats_text() -> str:
@@ -95,9 +99,11 @@ def _sources(found: Analysis) -> Iterator[str]:
 
 def _findings(found: Analysis) -> Iterator[str]:
     shown = found.verdict.findings[: 2 * _SHOWN]
+    told = {one.name for one in found.causes[:_SHOWN]}  # these say below what to do
     for one in shown:
         yield f"{reason(one)}: {clipped(one.what, _LONGEST)}"
-        yield f"  to do: {printable(one.remedy)}"
+        if one.reason != "structural-cause" or one.kind not in told:
+            yield f"  to do: {clipped(one.remedy, 2 * _LONGEST)}"
     more = len(found.verdict.findings) - len(shown)
     if more > 0:
         yield f"and {number(more, 'finding')} more"
@@ -111,9 +117,9 @@ def reason(one: Finding) -> str:
 
 def _causes(causes: Sequence[Cause]) -> Iterator[str]:
     for place, one in enumerate(causes[:_SHOWN], start=1):
-        claim = "" if one.claimed else ", not claimed"
+        claim = "" if one.claimed or one.name == UNKNOWN else ", not claimed"
         where = f" in {clipped(one.where, _NAME)}" if one.where else ""
-        share = f", carries {percent(one.weight)} of the mismatch" if one.weight else ""
+        share = f", {one.share}" if one.share else ""
         yield f"cause {place}: {one.name}{where}{share}{claim}: {CAUSES[one.name].meaning}"
         yield from (f"  for: {clipped(said, _LONGEST)}" for said in one.for_[: 2 * _SHOWN])
         yield from (f"  against: {clipped(said, _LONGEST)}" for said in one.against[: 2 * _SHOWN])

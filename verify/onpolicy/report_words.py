@@ -37,7 +37,7 @@ def cause(one: Cause) -> dict[str, Any]:
         "name": one.name,
         "kind": "MISMATCH" if one.structural and one.claimed else "UNVERIFIED",
         "chip": _chip(one),
-        "share": f"carries {percent(one.weight)} of the mismatch" if one.weight else "",
+        "share": one.share,
         "where": clipped(one.where, LINE),
         "meaning": CAUSES[one.name].meaning,
         "fitted": [(printable(name), f"{number_:.6g}") for name, number_ in one.fitted.items()],

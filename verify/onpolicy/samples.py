@@ -132,6 +132,17 @@ META: Mapping[str, str] = MappingProxyType(
 )
 """The names of what a reader may put into Sample.meta; other keys of a file are left out."""
 
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The names of META that the sampler decides on; in a trainer's own file they are its own."""
+
 
 @dataclass(frozen=True, eq=False)
 class Dump:

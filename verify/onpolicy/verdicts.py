@@ -132,13 +132,15 @@ class Finding:
 
     kind: a name of KINDS for misaligned and missing-sample, of the cause, of the routing's fault,
     or of the gate's figure.
-    count: samples, tokens or records concerned.
+    count: samples, tokens or records concerned. advice: what to do, where it is not that of the
+    kind or of the reason.
     """
 
     reason: str
     what: str
     kind: str = ""
     count: int = 1
+    advice: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -146,7 +148,9 @@ class Finding:
 
     @property
     def remedy(self) -> str:
-        """What to do, of the kind of misalignment where there is one."""
+        """What to do, of the cause or the kind of misalignment where there is one."""
+        if self.advice:
+            return self.advice
         if self.reason == "routing-record":
             return FAULTS[self.kind]
         kind = KINDS.get(self.kind) if self.reason in ("misaligned", "missing-sample") else None
@@ -194,7 +198,7 @@ def judge(
     found = [
         *_misaligned(pairs.misalignments),
         *(
-            Finding("structural-cause", _cause(cause), cause.name)
+            Finding("structural-cause", _cause(cause), cause.name, advice=cause.remedy)
             for cause in causes
             if cause.structural and cause.claimed
         ),
@@ -202,7 +206,7 @@ def judge(
         *_non_finite(pairs, numbers),
         *_no_probability(pairs, numbers),
         *(
-            Finding("bound-exceeded", f"{one.gate.text}: {one.value}", one.gate.name)
+            Finding("bound-exceeded", f"{one.gate.text}: {_value(one)}", one.gate.name)
             for one in outcomes
             if one.fired
         ),
@@ -234,9 +238,10 @@ def _misaligned(misalignments: Sequence[Misalignment]) -> list[Finding]:
     for name in sorted(by_kind, key=tuple(KINDS).index):
         ones = by_kind[name]
         reason = "misaligned" if KINDS[name].verdict is _M else "missing-sample"
-        number = "1 sample" if len(ones) == 1 else f"{len(ones)} samples"
-        what = f"{number}, first {ones[0].key}: {ones[0].what}"
-        found.append(Finding(reason, what, name, len(ones)))
+        samples = len({one.key for one in ones})  # which both sides may lack something of
+        said = "1 sample" if samples == 1 else f"{samples:,} samples"
+        what = f"{said}, first {ones[0].key}: {ones[0].what}"
+        found.append(Finding(reason, what, name, samples))
     return found
 
 
@@ -264,7 +269,8 @@ def _non_finite(pairs: Pairs, numbers: Numbers) -> list[Finding]:
             row = int(np.flatnonzero(pairs.scored & ~np.isfinite(column))[0])
             key = pairs.samples[int(pairs.sample[row])].key
             what = (
-                f"{count} of the {side}, first {key} position {pairs.position[row]}: {column[row]}"
+                f"{count:,} of the {side}, first {key} position {pairs.position[row]}:"
+                f" {column[row]}"
             )
             found.append(Finding("non-finite", what, side, count))
     return found
@@ -281,7 +287,7 @@ def _no_probability(pairs: Pairs, numbers: Numbers) -> list[Finding]:
             row = int(rows[0])
             key = pairs.samples[int(pairs.sample[row])].key
             what = (
-                f"{rows.size} of the {side}, first {key} position {pairs.position[row]}:"
+                f"{rows.size:,} of the {side}, first {key} position {pairs.position[row]}:"
                 f" {column[row]}"
             )
             found.append(Finding("no-probability", what, side, int(rows.size)))
@@ -292,12 +298,14 @@ def _missing(pairs: Pairs, numbers: Numbers) -> list[Finding]:
     found = []
     compared = _count(numbers, "finite_tokens")
     if not compared:
-        found.append(Finding("nothing-compared", _nothing(numbers)))
+        found.append(Finding("nothing-compared", _nothing(numbers), advice=_of_all(pairs)))
     elif not numbers.figures["differing_tokens"] and _constant(pairs):
         value = pairs.trainer[pairs.scored][0]
-        found.append(Finding("vacuous", f"{compared} tokens, all of them {value}", count=compared))
+        found.append(
+            Finding("vacuous", f"{compared:,} tokens, all of them {value}", count=compared)
+        )
     absent = [
-        f"{count} of the {side}"
+        f"{count:,} of the {side}"
         for side in ("trainer", "rollout")
         if (count := _count(numbers, f"absent_{side}"))
     ]
@@ -322,14 +330,24 @@ def _constant(pairs: Pairs) -> bool:
 def _nothing(numbers: Numbers) -> str:
     figures = numbers.figures
     return (
-        f"aligned samples: {figures['samples']}, misaligned: {figures['misaligned_samples']};"
-        f" tokens: {figures['tokens']}, masked: {figures['masked_tokens']}"
+        f"aligned samples: {figures['samples']:,}, misaligned: {figures['misaligned_samples']:,};"
+        f" tokens: {figures['tokens']:,}, masked: {figures['masked_tokens']:,}"
     )
+
+
+def _of_all(pairs: Pairs) -> str:
+    """What to do of the only kind of misalignment that there is, "" where it is not of all."""
+    kinds = {one.kind for one in pairs.misalignments}
+    return KINDS[kinds.pop()].remedy if len(kinds) == 1 and not pairs.samples else ""
 
 
 def _problem(problem: Problem, count: int) -> str:
     of = f", {problem.field}" if problem.field else ""
-    return f"{count} in all, first {problem.place}{of}: {problem.what}"
+    return f"{count:,} in all, first {problem.place}{of}: {problem.what}"
+
+
+def _value(outcome: Outcome) -> str:
+    return f"{outcome.value:,}" if isinstance(outcome.value, int) else str(outcome.value)
 
 
 def _unmeasured(outcome: Outcome) -> str:
@@ -341,7 +359,7 @@ def _drift(numbers: Numbers) -> str:
     differing, compared = figures["differing_tokens"], figures["compared_tokens"]
     largest = figures["abs_max"]
     size = "" if largest is None else f", largest |d| {largest:.4g}"
-    return f"{differing} of {compared} tokens differ{size}"
+    return f"{differing:,} of {compared:,} tokens differ{size}"
 
 
 _UNLIMITED = (

@@ -9,6 +9,7 @@ import pytest
 from onpolicy_records import both, dump, kinds, sample
 
 from verify.onpolicy.formats.table import read_dump
+from verify.onpolicy.misalignments import KINDS
 from verify.onpolicy.pairing import ONE_SOURCE, Pairs, pair
 from verify.onpolicy.samples import ROLLOUT, TRAINER
 
@@ -81,6 +82,40 @@ def test_a_file_with_both_names_may_be_given_twice_and_a_copy_is_another_file(tm
     one = {"id": 1, "response_ids": [5, 6], "logprobs": A}
     first, second = (written(tmp_path / name, one) for name in ("b.jsonl", "c.jsonl"))
     assert not files(first, second).misalignments
+
+
+RESPONSES = [[n, 5, 6, 7] for n in range(6)]
+
+
+def moved(by: int, responses: list[list[int]] = RESPONSES) -> Pairs:
+    """Ids of the trainer's file that are larger by so much."""
+    values = [-0.5] * len(responses[0])
+    ours = dump(*(sample(str(n + by), ids, trainer=values) for n, ids in enumerate(responses)))
+    theirs = [sample(str(n), ids, rollout=values) for n, ids in enumerate(responses)]
+    return pair(ours, dump(*theirs, file="b.jsonl"))
+
+
+@pytest.mark.parametrize(("by", "way"), [(1, "1 record further up"), (-2, "2 records further on")])
+def test_ids_that_are_moved_are_named_with_their_place(by, way):
+    """Once the remedy was not to decode and encode, which nobody had done."""
+    found = [one for one in moved(by).misalignments if one.kind != "missing-sample"]
+    assert {one.kind for one in found} == {"other-id"}
+    assert len(found) == 6 - abs(by)
+    key = found[0].key
+    assert f"has the trainer's response {key} under the id {int(key) - by}" in found[0].what
+    assert f"({way}, as {len(found)} responses are)" in found[0].what
+    assert "join" in KINDS["other-id"].remedy
+
+
+def test_other_tokens_that_no_other_id_has_stay_that():
+    changed = [*RESPONSES[:2], [9, 9, 9, 9]]
+    ours = dump(*(sample(str(n), ids, trainer=[-0.5] * 4) for n, ids in enumerate(changed)))
+    theirs = [sample(str(n), ids, rollout=[-0.5] * 4) for n, ids in enumerate(RESPONSES)]
+    assert kinds(pair(ours, dump(*theirs, file="b.jsonl")))[0] == "other-tokens"
+    # too short to be told, and the same response of several ids
+    assert {*kinds(moved(1, [[n, 5] for n in range(4)]))} == {"other-tokens", "missing-sample"}
+    twice = [[1, 1, 1, 1], [2, 2, 2, 2]] * 2
+    assert {*kinds(moved(1, twice))} == {"other-tokens", "missing-sample"}
 
 
 def test_equal_values_of_one_file_come_with_a_word_on_what_they_prove():

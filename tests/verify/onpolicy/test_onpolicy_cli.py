@@ -25,7 +25,7 @@ def invoke(*words):
 @pytest.fixture
 def files(tmp_path, monkeypatch):
     """trainer.jsonl with a rollout of the same values, one with noise, one of another temperature,
-    and one of other tokens."""
+    one of other tokens; a copy, ids that are moved by one, and two that declare temperatures."""
     monkeypatch.chdir(tmp_path)
     for name, side, cause, at in (
         ("trainer", "trainer", "", 0),
@@ -33,11 +33,17 @@ def files(tmp_path, monkeypatch):
         ("noisy", "trainer", "numeric-drift", 0),
         ("heated", "trainer", "temperature", 0),
         ("others", "trainer", "other-tokens", 0),
+        ("copy", "sampler", "", 1),
+        ("moved", "trainer", "", 0),
+        ("hot", "sampler", "temperature", 0),
+        ("declared", "trainer", "", 1),
     ):
-        recorder = Recorder(f"{name}.jsonl", side)
-        for one in dumps(cause)[at].samples:
+        config = {"hot": {"temperature": 0.7}, "declared": {"temperature": 1.0}}.get(name, {})
+        recorder = Recorder(f"{name}.jsonl", side, **config)
+        for number, one in enumerate(dumps(cause)[at].samples):
             (series,) = one.series.values()
-            recorder.add(one.key, one.tokens, series.values, prompt_ids=one.prompt)
+            key = f"s{number + 1}" if name == "moved" else one.key
+            recorder.add(key, one.tokens, series.values, prompt_ids=one.prompt)
     return tmp_path
 
 
@@ -48,7 +54,15 @@ def files(tmp_path, monkeypatch):
         (("noisy.jsonl", "rollout.jsonl"), 3, "verdict=UNVERIFIED 600 of 600 tokens differ"),
         (("heated.jsonl", "rollout.jsonl"), 1, "first cause: temperature"),
         (("others.jsonl", "rollout.jsonl"), 1, "misaligned (other-tokens): 12 samples, first s0"),
-        (("trainer.jsonl",), 3, "no-logprobs"),
+        (("trainer.jsonl",), 3, "the trainer's log-probabilities alone: no rollout's file"),
+        (("rollout.jsonl",), 3, "to do: give the other side's file too"),
+        (("rollout.jsonl", "trainer.jsonl"), 3, "(exchanged-files): 12 samples, first s0: the"),
+        (("rollout.jsonl", "trainer.jsonl"), 3, "to do: exchange the two files: the trainer's"),
+        (("rollout.jsonl", "hot.jsonl"), 1, "note: both files hold the sampler's values; the fir"),
+        (("noisy.jsonl", "trainer.jsonl"), 3, "note: both files hold the trainer's values; the s"),
+        (("copy.jsonl", "rollout.jsonl"), 0, "are equal byte for byte: a copy of one side's dump"),
+        (("declared.jsonl", "hot.jsonl"), 1, "  for: the record says temperature 0.7 of the sam"),
+        (("moved.jsonl", "rollout.jsonl"), 1, "under the id s0 (1 record further up, as 11 resp"),
         (("noisy.jsonl", "rollout.jsonl", "--fail-on", "abs_max>1"), 0, "abs_max>1: "),
         (("noisy.jsonl", "rollout.jsonl", "--fail-on", "differing_tokens>0"), 1, "bound-exceeded"),
         (("noisy.jsonl", "rollout.jsonl", "--fail-on=abs_max>1", "--fail-on=k3<1"), 1, "k3<1"),

@@ -71,16 +71,19 @@ def test_a_sample_of_one_file_only_is_named_and_the_rest_is_compared():
 
 def test_files_given_in_the_other_order_are_recognised():
     pairs = pair(dump(sample("x", IDS, rollout=B)), dump(sample("x", IDS, trainer=A)))
-    assert kinds(pairs) == ["no-logprobs", "no-logprobs"]
-    assert any("give the trainer's file first" in note for note in pairs.notes)
+    assert kinds(pairs) == ["exchanged-files"]
+    assert not pairs.samples
     right = pair(dump(sample("x", IDS, trainer=A)), dump(sample("x", IDS, rollout=B)))
     assert not right.notes
+    assert not right.misalignments
 
 
 def test_a_record_without_one_side_says_what_it_has():
-    pairs = both(sample("x", IDS, trainer=A), sample("none", IDS))
+    full = sample("y", IDS, trainer=A, rollout=B)
+    pairs = both(sample("x", IDS, trainer=A), sample("none", IDS), full)
     assert {one.kind for one in pairs.misalignments} == {"no-logprobs"}
     assert "rollout" in pairs.misalignments[0].what
+    assert [one.key for one in pairs.samples] == ["y"]
 
 
 @pytest.mark.parametrize(

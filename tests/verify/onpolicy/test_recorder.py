@@ -97,6 +97,22 @@ def test_the_snippet_is_ten_lines_that_need_nothing_of_ours(tmp_path: Path) -> N
     assert sample.mask.tolist() == [True, False]
 
 
+def test_a_misspelt_setting_of_the_snippet_is_noted_once(tmp_path: Path) -> None:
+    """The snippet cannot check names, and a setting that nobody reads would say nothing."""
+    path = tmp_path / "f.jsonl"
+    for at in range(3):
+        _snippet()(path, "sampler", at, [4], [-1.0], temperture=0.7, zzz=1, policy_version=3)
+    dump = read_dump(path, ROLLOUT)
+    assert [(one.kind, one.field) for one in dump.problems] == [
+        ("note", "meta.temperture"),
+        ("note", "meta.zzz"),
+    ]
+    assert "did you mean temperature?" in dump.problems[0].what
+    assert "samples.META" in dump.problems[1].what
+    path.write_text('{"onpolicy": 1, "config": {"topp": 0.9}}\n' + path.read_text())
+    assert read_dump(path, ROLLOUT).problems[0].field == "config.topp"
+
+
 def test_several_recorders_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "f.jsonl"
     for number in range(3):
@@ -116,6 +132,17 @@ def test_what_it_refuses(tmp_path: Path) -> None:
     for experts in ([1, 2], np.zeros((1, 1, 1)), [[[2**31]]], [[[-2]]]):
         with pytest.raises(ValueError, match="experts are"):
             recorder.add(1, [1], [-1.0], experts=experts)
+    for ids, values, mask in (
+        ([1, 2], [-1.0, -2.0, -3.0], None),
+        (torch.tensor([1, 2]), torch.zeros(2, 3)[:1], None),
+        ([1], [-1.0], [1, 0]),
+    ):
+        with pytest.raises(
+            ValueError, match=r"has . tokens and (logprobs|mask) . entries"
+        ):
+            recorder.add(1, ids, values, mask=mask)
+    with pytest.raises(ValueError, match="response_ids and logprobs are lists, arrays or tensors"):
+        recorder.add(1, [1], -1.0)
     assert not path.exists()
     with pytest.raises(InputFileError, match="cannot be written: No such file"):
         Recorder(tmp_path / "gone" / "f", "sampler", step=1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from onpolicy_analyses import INF, NAN, analysed, drift, faulty, hostile, odd, routed
 from onpolicy_records import sample
 
-from verify.onpolicy import report_text
+from verify.onpolicy import report_page, report_text
 from verify.onpolicy.formats.table import FORMATS
 from verify.onpolicy.metrics import METRICS
 from verify.onpolicy.verdicts import ONPOLICY_REASONS
@@ -36,7 +38,32 @@ def test_the_verdict_comes_first_then_causes_then_numbers():
     assert "one side divided its logits by another temperature" in cause[0]
     assert cause[1].startswith("  for: ")
     assert any(line.startswith("  to do: divide by the sampling temperature") for line in cause)
+    assert sum(line.startswith("  to do: divide by the sampling") for line in said) == 1
     assert any(line.startswith("first: sample s0 position 0 token ") for line in said)
+
+
+def test_where_nothing_is_claimed_the_first_line_says_so():
+    rng = np.random.default_rng(4)
+    given = [-rng.exponential(2.0, 60) - 1.0 for _ in range(8)]
+    made = [
+        sample(f"s{at}", range(60), trainer=one + rng.normal(0, 0.05, 60), rollout=one)
+        for at, one in enumerate(given)
+    ]
+    said = lines(analysed(*made))
+    assert said[0].endswith("; the cause cannot be told from these files (cannot-tell)")
+    causes = [line for line in said if line.startswith("cause ")]
+    assert causes[0].startswith("cause 1: cannot-tell: there is a mismatch")
+    assert not any("carries" in line for line in causes)
+    page = report_page.render(analysed(*made))
+    page = page[page.index("First cause") :]
+    assert page.index("cannot-tell") < page.index("numeric-drift") < page.index("Numbers")
+
+
+def test_a_finding_of_a_cause_that_is_not_shown_says_itself_what_to_do():
+    found = faulty("temperature")
+    text = lines(replace(found, causes=()))
+    at = next(n for n, line in enumerate(text) if line.startswith("structural-cause"))
+    assert text[at + 1].startswith("  to do: divide by the sampling temperature")
 
 
 def test_equal_values_are_said_to_be_equal():

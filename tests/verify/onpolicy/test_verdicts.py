@@ -70,6 +70,16 @@ def test_drift_with_bounds(gates, expected, exit_code):
     assert len(found.outcomes) == len(gates)
 
 
+def test_counts_have_commas_as_in_the_headline():
+    many = np.full(12_345, -1.0) - np.arange(12_345) * 1e-4
+    pairs = lists([*many, -0.5], [*(many - 1e-3), -0.5])
+    assert "12,345 of 12,346 tokens differ" in verdict(pairs).findings[0].what
+    assert verdict(pairs, "differing_tokens>0").findings[0].what.endswith(">0: 12,345")
+    nothing = verdict(lists([None] * 1_000, [-1.0] * 1_000)).findings
+    assert "tokens: 1,000, masked: 0" in nothing[0].what
+    assert "1,000 of the trainer" in nothing[1].what
+
+
 def test_equal_values_do_not_excuse_a_bound_on_something_else():
     assert verdict(lists(SAME, SAME), "compared_tokens<10").exit_code == 1
 
@@ -80,6 +90,7 @@ def test_a_structural_cause_counts_only_when_it_is_claimed():
     assert found.exit_code == 1
     assert reasons(found) == ["structural-cause"]
     assert found.findings[0].what == "temperature: fits T = 0.6"
+    assert found.findings[0].remedy == claimed.remedy != ""
     unclaimed = cause("temperature", weight=0.4, claimed=False)
     noise = cause("numeric-drift", weight=0.6, claimed=True)
     assert verdict(lists(SAME, NEAR), "abs_max>9", causes=(unclaimed, noise)).exit_code == 0

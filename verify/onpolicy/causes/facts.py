@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from verify.onpolicy.causes.table import Cause, Evidence
 from verify.onpolicy.pairing import Paired, Pairs
+from verify.onpolicy.samples import SAMPLING
 
 CAP = 50.0
 """Nats: what one token can count for. Placeholders such as -9999 would outweigh all else."""
@@ -245,11 +246,16 @@ class Facts:
         return float(self.size[rows].sum()) / self.total if self.total > 0.0 else 0.0
 
     def meta(self, name: str) -> list[Any]:
-        """One value of META for each sample: the trainer's word, else the rollout's, else None."""
+        """One value of META for each sample: one side's word, else the other's, else None.
+
+        The rollout's word comes first for what the sampler did, the trainer's for all else.
+        """
+        sampled = name in SAMPLING or name == "processed"
         found = []
         for one in self.pairs.samples:
-            value = one.trainer.meta.get(name)
-            found.append(one.rollout.meta.get(name) if value is None else value)
+            first, second = (one.rollout, one.trainer) if sampled else (one.trainer, one.rollout)
+            value = first.meta.get(name)
+            found.append(second.meta.get(name) if value is None else value)
         return found
 
 

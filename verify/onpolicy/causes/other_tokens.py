@@ -6,6 +6,7 @@ is unknown, so the weight is the share of samples concerned.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from verify.onpolicy.causes.table import Cause, cause
@@ -14,6 +15,7 @@ from verify.onpolicy.pairing import Pairs
 
 CAUSE_OF = {
     "other-tokens": "other-tokens",
+    "other-id": "other-tokens",
     "end-token": "other-tokens",
     "truncated": "other-tokens",
     "other-prompt": "wrong-prompt",
@@ -38,7 +40,9 @@ def detect(pairs: Pairs) -> list[Cause]:
 def _cause(name: str, found: Sequence[Misalignment], pairs: Pairs) -> Cause:
     keys = list(dict.fromkeys(one.key for one in found))
     everything = {one.key for one in pairs.samples} | {one.key for one in pairs.misalignments}
-    kinds = list(dict.fromkeys(one.kind for one in found))
+    kinds = Counter(one.kind for one in found)
+    ((most, _),) = kinds.most_common(1)
+    found = sorted(found, key=lambda one: one.kind != most)  # what it shows most often, first
     more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
     said = [f"sample {one.key}: {one.what}" for one in found[:SHOWN]]
     said += [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
@@ -51,5 +55,6 @@ def _cause(name: str, found: Sequence[Misalignment], pairs: Pairs) -> Cause:
         fitted={"samples": float(len(keys))},
         for_=tuple(said),
         against=("the tokens that both sides have are compared all the same",) if scored else (),
-        remedy=KINDS[kinds[0]].remedy,
+        remedy=KINDS[most].remedy,
+        of="of the samples",
     )

@@ -51,6 +51,7 @@ def detect(facts: Facts) -> Finding | None:
             "penalties",
             weight=law.support,
             claimed=chance < ALPHA and pure and law.support >= 0.15,
+            chance=chance,
             fitted={"largest": quantile(facts.d[seen], 0.99)},
             for_=tuple(said),
             against=tuple(against),

@@ -55,6 +55,7 @@ def detect(facts: Facts) -> Finding | None:
             "outlier-place",
             weight=seen.excess,
             claimed=chance < BY_SAMPLE,
+            chance=chance,
             where=f"{shown} {place}",
             fitted={"ratio": min(seen.ratio, 1e9)},
             for_=(

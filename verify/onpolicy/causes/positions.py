@@ -90,6 +90,7 @@ def detect(facts: Facts) -> Finding | None:
             "positions",
             weight=seen.excess if bare.any() else facts.share(rows),
             claimed=bool(enough and not few and gross),
+            chance=float(chance),
             where=f"{int(padded.sum())} padded samples",
             fitted={"ratio": float(min(ratio, 1e9)), **({"first": early} if early else {})},
             for_=tuple(said),

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from verify.onpolicy.causes.facts import Facts, Finding, Floats
-from verify.onpolicy.causes.settings import told
+from verify.onpolicy.causes.settings import temperatures
 from verify.onpolicy.causes.statistics import ALPHA, binomial_tail
 from verify.onpolicy.causes.table import cause
 from verify.onpolicy.samples import ROLLOUT, TRAINER
@@ -168,12 +168,13 @@ def _line(differences: Floats, facts: Facts) -> tuple[float, float, float]:
     Under independent phases P(strength > x) <= exp(-n x^2) for the modulus of their mean. Smooth
     distributions have a broad one at low frequencies, which the surroundings take off.
     """
-    known = np.array([t for t in (1.0, *told(facts, "temperature")) if 0.1 < t < 10.0])
+    recorded = sorted({one for side in temperatures(facts) for one in side})
+    known = np.array([t for t in (1.0, *recorded) if 0.1 < t < 10.0])
     best = (0.0, 1.0)
     tried = 0
-    for temperatures in (known, TEMPERATURES):
-        for frequency in FREQUENCIES if temperatures is known else FREQUENCIES[:3]:
-            at = frequency * temperatures
+    for tried_out in (known, TEMPERATURES):
+        for frequency in FREQUENCIES if tried_out is known else FREQUENCIES[:3]:
+            at = frequency * tried_out
             tried += len(at)
             top = float(at[int(np.argmax(_strength(at, differences)))])
             around = _strength(top * AROUND, differences)

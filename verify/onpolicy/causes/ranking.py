@@ -32,7 +32,7 @@ from verify.onpolicy.causes import (
     versions,
 )
 from verify.onpolicy.causes.facts import CAP, Facts, Finding, gather
-from verify.onpolicy.causes.table import Cause, Evidence, cause
+from verify.onpolicy.causes.table import UNKNOWN, Cause, Evidence, cause
 from verify.onpolicy.causes.weights import with_weights
 from verify.onpolicy.numbers import Numbers
 from verify.onpolicy.pairing import Pairs
@@ -51,6 +51,7 @@ BY_SAMPLE: tuple[Callable[[Facts], Finding | None], ...] = (
 )
 SUSPECTED = 0.6
 """Weight of a cause that is not claimed, from which on noise is not claimed either."""
+NO_EVIDENCE = 0.5
 NOISES = {"low-precision-head", "routing-flips", "dropout"}
 
 
@@ -67,10 +68,17 @@ def diagnose(pairs: Pairs, numbers: Numbers, evidence: Evidence) -> tuple[Cause,
     if whole > 0.0 and len(facts):
         found += _values(facts, whole, found)
     merged = with_weights(_merged(found), evidence.weights)
-    first = {"other-tokens"}
+    kept = [one for one in merged if one.claimed or not _unlikely(one)]
+    # where nothing is claimed, that it cannot be told is the answer, and it says what to record
+    first = {"other-tokens" if any(one.claimed for one in kept) else UNKNOWN}
     return tuple(
-        sorted(merged, key=lambda one: (not one.claimed, one.name not in first, -one.weight))
+        sorted(kept, key=lambda one: (not one.claimed, one.name not in first, -one.weight))
     )
+
+
+def _unlikely(one: Cause) -> bool:
+    """Whether chance alone gives as much, and nothing was held back because of it."""
+    return one.chance is not None and one.chance >= NO_EVIDENCE and one.weight < SUSPECTED
 
 
 def _values(facts: Facts, whole: float, before: list[Cause]) -> list[Cause]:
@@ -187,5 +195,7 @@ def _merged(found: list[Cause]) -> list[Cause]:
             against=(*strong.against, *weak.against),
             remedy=strong.remedy,
             structural=strong.structural or (weak.structural and weak.claimed),
+            chance=strong.chance,
+            of=strong.of,
         )
     return list(by_name.values())

@@ -11,7 +11,7 @@ from verify.onpolicy.causes.dropout import repeated
 from verify.onpolicy.causes.facts import Facts, names
 from verify.onpolicy.causes.groups import outstanding
 from verify.onpolicy.causes.laws import few_carry_all, mass
-from verify.onpolicy.causes.statistics import quantile
+from verify.onpolicy.causes.statistics import errors, quantile
 from verify.onpolicy.causes.table import Cause, cause
 from verify.onpolicy.samples import ROLLOUT, TRAINER
 
@@ -20,12 +20,14 @@ SMALL = 2.0**-6
 WIDEST = 0.2
 """99 percent of |d| that such a model stays below."""
 GROSS = 1.0
+_ALIKE = "other weights or a random operation of this size"
 FLAT = 1e-4
 
 
 def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
-    """numeric-drift if the noise is unbiased and small, cannot-tell if it is gross or uneven.
+    """numeric-drift if the noise is unbiased and small, else cannot-tell, and drift behind it.
 
+    cannot-tell is a claim where the noise is gross or uneven: then it is no drift, whatever it is.
     suspected: names of causes that may carry most of |d| but lack evidence for a claim.
     """
     if not len(facts) or facts.total <= 0.0:
@@ -50,7 +52,7 @@ def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
     )
     numbers = (
         f"|d| for its entropy: median {middle:.3g}, mean {size:.3g}; 99 % of |d| below {wide:.3g}",
-        f"mean of exp(d) - 1 is {gap.gap:+.2g} ({gap.z:+.1f} standard errors)",
+        f"mean of exp(d) - 1 is {gap.gap:+.2g} ({errors(gap.z)})",
         said,
     )
     small = middle <= SMALL and wide <= WIDEST and not biased and not fixed
@@ -63,25 +65,35 @@ def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
         strange.append("the noise is biased, and no law of temperature, support or penalty fits")
     if uneven is not None:
         strange.append(uneven)
+    if small and not strange and not suspected:
+        return [
+            cause(
+                "numeric-drift",
+                weight=1.0,
+                claimed=True,
+                fitted={"median": middle, "p99": wide},
+                for_=numbers,
+                against=(f"{_ALIKE} look the same",),
+            )
+        ]
     drift = cause(
         "numeric-drift",
-        weight=1.0 if small and not strange else 0.3,
-        claimed=small and not strange and not suspected,
+        weight=0.0,  # its share is what cannot be told
+        claimed=False,
         fitted={"median": middle, "p99": wide},
-        for_=numbers,
         against=(
-            *(strange or _alternatives(facts, small)),
+            *(strange or _alternatives(small)),
             *(f"{name} may carry most of it" for name in suspected),
         ),
     )
     unknown = cause(
         "cannot-tell",
-        weight=1.0 if strange else 0.2,
+        weight=1.0,
         claimed=bool(strange),
         for_=(*strange, *numbers),
         remedy=_record(facts),
     )
-    return [unknown, drift] if strange else [drift, unknown]
+    return [unknown, drift]
 
 
 def other_logarithm(facts: Facts) -> Cause | None:
@@ -116,9 +128,9 @@ def other_logarithm(facts: Facts) -> Cause | None:
     )
 
 
-def _alternatives(facts: Facts, small: bool) -> tuple[str, ...]:
-    said = "other weights or a random operation of this size look the same"
-    return (said if small else f"larger than low precision gives; {said}: {_record(facts)}",)
+def _alternatives(small: bool) -> tuple[str, ...]:
+    said = f"{_ALIKE} look the same"
+    return (said if small else f"larger than low precision gives; {said}",)
 
 
 def _record(facts: Facts) -> str:
@@ -138,4 +150,17 @@ def _record(facts: Facts) -> str:
     if not any(one.rollout.top.get(ROLLOUT) for one in samples):
         missing.append("the alternatives with their log-probabilities")
     listed = "; ".join(missing) or "the logits of some tokens on both sides"
-    return f"record {listed}: verify.onpolicy.recorder is ten lines for the engine"
+    record = f"record {listed}: verify.onpolicy.recorder is ten lines for the engine"
+    evidence = facts.evidence
+    options = [
+        option
+        for option, given in (
+            ("--version V=FILE (the same tokens scored by other versions of the weights)",
+             evidence.steps),
+            ("--trainer-again FILE (scored a second time)", evidence.trainer_again),
+            ("--weights FILE (what `verify weights --format json` printed of both sides)",
+             evidence.weights),
+        )
+        if given is None
+    ]  # fmt: skip
+    return f"give {', '.join(options)}; {record}" if options else record

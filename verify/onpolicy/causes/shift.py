@@ -54,6 +54,7 @@ def detect(facts: Facts) -> Finding | None:
             "shift",
             weight=facts.share(rows),
             claimed=chance < ALPHA and facts.share(rows) >= LEAST,
+            chance=min(1.0, chance),
             where="" if everywhere else names(facts, shifted),
             fitted={"lag": float(lag), "before": before, "after": after},
             for_=(

@@ -109,6 +109,13 @@ def permutation_tail(x: Floats, y: Floats, draws: int = 2000, seed: int = 0) -> 
     return float(np.count_nonzero(drawn >= seen - 1e-12) + 1) / (draws + 1)
 
 
+def errors(z: float) -> str:
+    """`4.3 standard errors`; beyond 100 how many says nothing more, of values that are constant."""
+    if abs(z) > 100.0:
+        return "more than 100 standard errors"
+    return f"{z:.1f} standard errors"
+
+
 def quantile(values: Floats, share: float) -> float:
     """The quantile, 0.0 of nothing."""
     return float(np.quantile(values, share)) if len(values) else 0.0

@@ -24,8 +24,15 @@ import numpy as np
 
 from verify.onpolicy.causes.facts import Facts, Finding, Floats, prompt_of
 from verify.onpolicy.causes.laws import lean, mass
-from verify.onpolicy.causes.settings import PENALISING, TRUNCATING, disagreeing, in_force, told
-from verify.onpolicy.causes.statistics import ALPHA, quantile
+from verify.onpolicy.causes.settings import (
+    PENALISING,
+    TRUNCATING,
+    disagreeing,
+    in_force,
+    said_to_be_raw,
+    told,
+)
+from verify.onpolicy.causes.statistics import ALPHA, errors, quantile
 from verify.onpolicy.causes.table import cause
 from verify.onpolicy.samples import ROLLOUT, TRAINER
 
@@ -82,7 +89,7 @@ def detect(facts: Facts) -> list[Finding]:
     odds, for_truncation, for_padding = _weigh(facts, missing)
     support = min(gap.net, abs(signs.purity)) if gap.gap > 0.0 else gap.net
     common = (
-        f"mean of exp(d) - 1 is {gap.gap:+.3g} ({abs(gap.z):.1f} standard errors from 0, which any "
+        f"mean of exp(d) - 1 is {gap.gap:+.3g} ({errors(abs(gap.z))} from 0, which any "
         f"two models over the same tokens give); {gap.net:.0%} of it has one sign",
         f"the {missing.side} lacks {float(missing.x.mean()):.2%} of the mass on average",
     )
@@ -259,9 +266,7 @@ def _recorded(facts: Facts, missing: Missing, truncation: list[str], padding: li
         odds -= 3.0
         padding.append(f"the head has {max(widths):g} columns for {max(words):g} tokens")
     recorded = in_force(facts, TRUNCATING)
-    raw = any(value is False for value in facts.meta("processed")) or (
-        facts.pairs.config.get("processed") is False
-    )
+    raw = said_to_be_raw(facts)
     if recorded and not raw and missing.side == ROLLOUT:
         odds += 2.5
         truncation.append(f"said to be in force: {', '.join(recorded)}")

@@ -16,6 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from verify.onpolicy.samples import Dump
+from verify.rendering.phrases import percent
+
+UNKNOWN = "cannot-tell"
+MISMATCH = "of the mismatch"
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,8 @@ class Cause:
     claimed: the evidence suffices by the error rates that the detector states. where: samples,
     ranks or tokens concerned, "" for all. fitted: what was estimated, such as {"ratio": 0.6}.
     for_, against: one sentence each, with numbers; texts from files are in them as they are, so
-    escape them when printing.
+    escape them when printing. chance: of evidence as strong without this cause, None where the
+    detector has no such number. of: what weight is a share of.
     """
 
     name: str
@@ -192,6 +197,17 @@ class Cause:
     for_: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
     remedy: str = ""
+    chance: float | None = None
+    of: str = MISMATCH
+
+    @property
+    def share(self) -> str:
+        """`carries 43 % of the mismatch`; "" where no share is known."""
+        if not self.weight or self.name == UNKNOWN:
+            return ""
+        return (
+            f"{'carries' if self.of == MISMATCH else 'concerns'} {percent(self.weight)} {self.of}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the document of the report."""
@@ -219,6 +235,8 @@ def cause(
     against: tuple[str, ...] = (),
     remedy: str = "",
     structural: bool | None = None,
+    chance: float | None = None,
+    of: str = MISMATCH,
 ) -> Cause:
     """A cause of the table; `remedy` and `structural` overrule what the table says."""
     known = CAUSES[name]
@@ -232,4 +250,6 @@ def cause(
         for_=for_,
         against=against,
         remedy=remedy or known.remedy,
+        chance=chance,
+        of=of,
     )

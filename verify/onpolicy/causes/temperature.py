@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from verify.onpolicy.causes.facts import CAP, Facts, Finding, Floats
 from verify.onpolicy.causes.laws import CERTAIN, Split, mass, split
-from verify.onpolicy.causes.settings import told
+from verify.onpolicy.causes.settings import said_to_be_raw, shown, temperatures
 from verify.onpolicy.causes.statistics import ALPHA
 from verify.onpolicy.causes.table import cause
 from verify.onpolicy.samples import ROLLOUT, TRAINER
@@ -51,24 +51,48 @@ def detect(facts: Facts) -> Finding | None:
         f"T of the rollout / T of the trainer is about {ratio:.3g} ({how}"
         + (f", residual {residual:.1g})" if residual is not None else ")"),
     ]
-    against = []
-    temperatures = told(facts, "temperature")
-    if temperatures:
-        shown = ", ".join(f"{one:g}" for one in temperatures[:3])
-        if any(abs(one - 1.0) > 1e-6 for one in temperatures):
-            said.append(f"the record says temperature {shown}")
-        else:
-            against.append(f"the record says temperature {shown} (it may not know)")
+    declared, recorded, against = _recorded(facts, ratio)
     return Finding(
         cause(
             "temperature",
             weight=law.support,
             claimed=chance < ALPHA and pure and law.support >= 0.15,
+            chance=chance,
             fitted={"ratio": ratio, "likely": likely.purity, "unlikely": unlikely.purity},
-            for_=tuple(said),
-            against=tuple(against),
+            for_=(*declared, *said, *recorded),
+            against=against,
         )
     )
+
+
+def _recorded(
+    facts: Facts, ratio: float
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What is said of temperatures: that the sides disagree, what fits, and what speaks against.
+
+    ratio: of the rollout's to the trainer's, from the values.
+    """
+    sampled, scored = temperatures(facts)
+    ours = f"temperature {shown(sampled)}"
+    if sampled and said_to_be_raw(facts):
+        ours, sampled = f"{ours} that is not in the recorded values", [1.0]
+    theirs = f"the trainer's {'file says temperature' if facts.pairs.own else 'is'} {shown(scored)}"
+    if sampled and scored and sampled != scored:
+        said = f"the record says {ours} of the sampler, {theirs}: they disagree"
+        if len(sampled) == len(scored) == 1 and scored[0] > 0.0:
+            stated = sampled[0] / scored[0]
+            said += f", by a ratio of {stated:.3g}"
+            if (stated - 1.0) * (ratio - 1.0) < 0.0:
+                return (), (), (f"{said}, and the values disagree the other way",)
+        return (said,), (), ()
+    if any(abs(one - 1.0) > 1e-6 for one in sampled):
+        both = ", on both sides: one may not apply it, or apply it twice" if scored else ""
+        return (), (f"the record says {ours}{both}",), ()
+    if sampled:
+        return (), (), (f"the record says {ours} (it may not know)",)
+    if any(abs(one - 1.0) > 1e-6 for one in scored):
+        return (), (f"{theirs}, and nothing is said of the sampler's",), ()
+    return (), (), ()
 
 
 def best_split(facts: Facts) -> tuple[Split, int, float] | None:

@@ -159,6 +159,7 @@ def _onset(facts: Facts) -> Finding | None:
             "stale-weights",
             weight=seen.excess,
             claimed=chance < BY_SAMPLE and after > KERNELS,
+            chance=chance,
             where=f"from step {begin:g} on",
             fitted={"step": begin, "ratio": float(min(seen.ratio, 1e9))},
             for_=(

@@ -109,16 +109,24 @@ def head_of(path: Path) -> Head:
 def _torch_names(path: Path) -> tuple[str, ...]:
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+            entries = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
         raise InputFileError(
             f"{path}: begins like a zip archive, as torch.save writes, and is none or is cut: "
             f"{error}"
         ) from None
+    names = [entry.filename for entry in entries]
     if not any(name.endswith("data.pkl") for name in names):
         raise InputFileError(
             f"{path}: is a zip archive, and none of torch.save: it holds "
             f"{', '.join(repr(name) for name in names[:3]) or 'nothing'}"
+        )
+    packed = [entry.filename for entry in entries if entry.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        first = packed[0][:60]
+        raise InputFileError(
+            f"{path}: is a zip archive of torch.save whose entries are compressed ({first!r}), "
+            "which torch.save never does; write it with torch.save, or pack it with zip -0"
         )
     return tuple(names[:_MOST_NAMES])
 

@@ -22,11 +22,12 @@ may be packed: {"data": base64, "dtype": "uint8", "shape": [rows, layers, k]}.
 
 A first line {"onpolicy": 1, "config": {...}} holds what is true of the whole file. rollout_logprobs,
 rollout_top and "rollout" are taken for sampler_logprobs, sampler_top and "sampler". Other names
-are left out.
+are left out; of settings each is noted once.
 """  # noqa: E501
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,19 @@ from verify.onpolicy.formats import experts, values
 from verify.onpolicy.formats.heads import Head
 from verify.onpolicy.formats.json_records import records
 from verify.onpolicy.formats.values import Problems, Spot
-from verify.onpolicy.samples import ROLLOUT, TRAINER, Dump, Routing, Sample, Series
+from verify.onpolicy.samples import META, ROLLOUT, TRAINER, Dump, Routing, Sample, Series
 
 VERSION = 1
 _SIDES = {"sampler": ROLLOUT, "rollout": ROLLOUT, "trainer": TRAINER}
 _OWN = ("response_ids", "sampler_logprobs", "rollout_logprobs", "trainer_logprobs")
+_RENAMED = {"policy_version": "rollout_version"}
+_MOST_UNKNOWN = 20  # names of settings that are told of
 
 
 def fits(head: Head) -> bool:
     """Whether the first object is a header or a line of ours."""
-    return head.has("onpolicy") or any(head.has(name) for name in _OWN)
+    bare = head.has("prompt_ids", "logprobs")  # without ids of the response, which is said later
+    return bare or head.has("onpolicy") or any(head.has(name) for name in _OWN)
 
 
 def read(path: Path, side: str) -> Dump:
@@ -53,15 +57,18 @@ def read(path: Path, side: str) -> Dump:
     problems = Problems()
     samples: list[Sample] = []
     config: dict[str, Any] = {}
+    unknown: set[str] = set()
     unnamed = headers = 0
     for spot, record in values.objects(records(path), problems):
         if "onpolicy" in record:
             config.update(_header(record, spot))
+            _tell_unknown(record.get("config"), spot, "config", unknown)
             headers += 1
             continue
         sample = sample_of(record, spot, side, f"record {spot.number + 1 - headers}")
         if sample is None:
             continue
+        _tell_unknown(record.get("meta"), spot, "meta", unknown)
         unnamed += record.get("id") is None
         samples.append(sample)
     notes = (f"{unnamed} records have no id and are paired by their order",) if unnamed else ()
@@ -80,7 +87,7 @@ def sample_of(record: Mapping[str, Any], spot: Spot, side: str, fallback: str) -
     meta = record.get("meta")
     settings = values.meta(meta, spot)
     if isinstance(meta, Mapping) and "rollout_version" not in settings:
-        renamed = {"rollout_version": meta.get("policy_version")}
+        renamed = {name: meta.get(old) for old, name in _RENAMED.items()}
         settings |= values.meta(renamed, spot)
     return Sample(
         key=key or fallback,
@@ -120,6 +127,19 @@ def dump_of(
             )
         raise InputFileError(f"{path}: not a file of {form}: {why}")
     return Dump(form, (str(path),), tuple(samples), listed, notes, config or {})
+
+
+def _tell_unknown(given: Any, spot: Spot, field: str, told: set[str]) -> None:
+    """Notes each name that is no setting once for the file; a misspelt one would say nothing."""
+    if not isinstance(given, Mapping):
+        return
+    for name in given:
+        if name in META or name in _RENAMED or name in told or len(told) == _MOST_UNKNOWN:
+            continue
+        told.add(name)
+        close = difflib.get_close_matches(name, META, n=1)
+        hint = f"did you mean {close[0]}?" if close else "known are those of samples.META"
+        spot.note(f"{field}.{name[:60]}", f"is no setting that is known and is left out; {hint}")
 
 
 def _header(record: Mapping[str, Any], spot: Spot) -> dict[str, Any]:

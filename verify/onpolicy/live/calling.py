@@ -4,7 +4,9 @@
     out.logits, out.cache
 
 The cache is called `cache` or `past_key_values`; mask, positions and cache are given only to a
-model whose forward names them. Nothing of `generate` is used: neither its processors nor its
+model whose forward names them. use_cache goes to one that hands on what it does not name as well:
+left to its configuration it would make a cache in a pass that shall have none, and one with a cache
+does not look for packed sequences. Nothing of `generate` is used: neither its processors nor its
 defaults can come between logits and tokens.
 """
 
@@ -49,21 +51,24 @@ def convention(model: nn.Module) -> Convention:
     """Raises UnsupportedError for a model that is not called so."""
     kind = type(model).__name__
     try:
-        names = set(inspect.signature(model.forward).parameters)
+        parameters = inspect.signature(model.forward).parameters
     except (TypeError, ValueError) as error:
         raise UnsupportedError(f"{kind}.forward has no signature: {error}") from None
+    names = set(parameters)
+    rest = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    config = getattr(model, "config", None)
     if "input_ids" not in names:
         raise UnsupportedError(
             f"{kind}.forward takes {', '.join(sorted(names)) or 'nothing'}; needed is input_ids, "
             "and cache (or past_key_values) as in models of transformers"
         )
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{kind} has an encoder; only decoders are sampled here")
     return Convention(
         next((name for name in _CACHES if name in names), ""),
         "attention_mask" in names,
         "position_ids" in names,
-        "use_cache" in names,
+        "use_cache" in names or (rest and hasattr(config, "use_cache")),
     )
 
 

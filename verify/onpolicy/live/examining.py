@@ -7,7 +7,7 @@ rounding from another computation. A layout that could not be made is no pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,7 +84,8 @@ def examine(
         ran.append(looked.at(name, found, analyse_dumps(trainer, other, gates=gates)))
     differ = [one.name for one in ran if one.differing]
     notes: list[str] = []
-    wide = _wide(live, how, samples, {name: made[name] for name in differ}, notes, progress)
+    finite = {one.name for one in ran if one.finite}
+    wide = _wide(live, how, samples, {name: made[name] for name in differ}, finite, notes, progress)
     judged = [
         Judged(one.name, one.analysis, wide.get(one.name), one.problem, one.broken) for one in ran
     ]
@@ -111,6 +112,14 @@ class _Ran:
         if self.analysis is None:
             return 0
         return int(self.analysis.numbers.figures["differing_tokens"] or 0)
+
+    @property
+    def finite(self) -> bool:
+        """Whether every log-probability is a number, on both sides."""
+        if self.analysis is None:
+            return False
+        figures = self.analysis.numbers.figures
+        return figures["finite_tokens"] == figures["compared_tokens"]
 
 
 class _Against:
@@ -161,10 +170,11 @@ def _wide(
     how: Convention,
     samples: Sequence[Sampled],
     differ: Mapping[str, Layout],
+    finite: Collection[str],
     notes: list[str],
     progress: Callable[[str], None],
 ) -> dict[str, Wide]:
-    """What float64 says of the layouts that differ."""
+    """What float64 says of the layouts that differ. finite: those of numbers alone."""
     if not differ:
         return {}
     progress("computing again in float64")
@@ -181,16 +191,11 @@ def _wide(
     found = {}
     for name, layout in differ.items():
         try:
-            other = score(copy, how, layout, samples)
+            other = score(copy, how, layout, samples, mend=name in finite)
         except UnsupportedError as error:
             found[name] = Wide(None, None, str(error))
             continue
-        assert other.seen is not None
-        pairs = zip(reference.values, other.values, strict=True)
-        largest = max(float(np.abs(a - b).max()) for a, b in pairs)
-        parted = first_difference(reference.seen, other.seen, widening.TOLERANCE, chosen)
-        problem = widening.narrow_module(reference.seen, parted)
-        found[name] = Wide(largest, parted, problem)
+        found[name] = widening.compared(reference, other, chosen, finite=name in finite)
     return found
 
 

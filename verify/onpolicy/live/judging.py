@@ -58,10 +58,13 @@ class Judged:
         assert self.wide is not None
         parted = self.wide.parted
         assert parted is not None
+        if self.wide.moves:
+            seen = f"log-probabilities differ by up to {self.wide.largest:.4g} in float64, too"
+        else:
+            seen = "in float64, too, a module differs, though no log-probability does"
         what = (
-            f"log-probabilities differ by up to {self.wide.largest:.4g} in float64, too, so it is "
-            f"not rounding; {parted.module} ({parted.type}) is the first module that computes "
-            "something else"
+            f"{seen}, so it is not rounding; {parted.module} ({parted.type}) is the first module "
+            "that computes something else"
         )
         return [Finding(_STRUCTURAL, what), *kept]
 

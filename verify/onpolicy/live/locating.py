@@ -8,7 +8,7 @@ between its parts (in attention: the product with the cache, before the output's
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,18 +65,34 @@ def first_difference(
     chosen: events that are choices of routers. tolerance: rows of floating-point numbers are equal
     up to this share of their largest value; 0 compares bits.
     """
+    return next(differences(a, b, tolerance, chosen), None)
+
+
+def differences(
+    a: Seen, b: Seen, tolerance: float = 0.0, chosen: Collection[Event] = ()
+) -> Iterator[Parted]:
+    """Every event that differs, in the order of execution; see `first_difference`."""
     types = {event.module: event.type for event in a.rows}
     for event in a.rows:
         if event.kind == INPUT and event.around is None:
             continue  # what we gave ourselves
         found = differing(event, a, b, tolerance)
         if found is not None and bool(found.differs.any()):
-            return _parted(found, types, event in chosen)
-    return None
+            yield _parted(found, types, event in chosen)
+
+
+def gives_other(module: str, a: Seen, b: Seen, tolerance: float = 0.0) -> bool | None:
+    """Whether any output of a module differs; None where none could be compared."""
+    outputs = [one for one in a.rows if one.module == module and one.kind == OUTPUT]
+    compared = [one for event in outputs if (one := differing(event, a, b, tolerance)) is not None]
+    return any(bool(one.differs.any()) for one in compared) if compared else None
 
 
 def differing(event: Event, a: Seen, b: Seen, tolerance: float = 0.0) -> Difference | None:
-    """The rows of an event at common places; None where there are none of the same form."""
+    """The rows of an event at common places; None where there are none of the same form, or its
+    module is not called as often on the other side, so that a turn is not the same turn."""
+    if a.calls.get(event.module) != b.calls.get(event.module):
+        return None
     one, other = a.rows.get(event), b.rows.get(event)
     if one is None or other is None:
         return None

@@ -34,10 +34,11 @@ def score(
     samples: Sequence[Sampled],
     *,
     capture: bool = True,
+    mend: bool = False,
 ) -> Scored:
-    """Runs the passes of a layout. Nothing is drawn, and no gradient is kept."""
+    """Runs the passes of a layout. Nothing is drawn, and no gradient is kept. mend: see Capture."""
     values = [np.full(len(one.response), np.nan, dtype=np.float32) for one in samples]
-    collected = Capture(model) if capture else None
+    collected = Capture(model, mend=mend) if capture else None
     with torch.no_grad(), collected.listening() if collected else nullcontext():
         for run in layout.runs:
             cache: Any = None

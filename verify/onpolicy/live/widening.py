@@ -4,6 +4,11 @@ What rounding makes of a difference of layouts shrinks with the dtype; what anot
 makes of it (padding that is not masked, positions that are counted otherwise, a branch for single
 tokens) stays. Rows count as equal here up to TOLERANCE of their largest value: far beyond float32,
 in which parts of a model may compute on purpose, and far below what a structural fault does.
+A module computes something else only where what it gives differs by that much, too: its parts may
+be given rows in another order and none the less give the same sum.
+
+A mask of the most negative float64, which a softmax in float32 takes for infinite, makes NaN of
+padding that sees no token, and then of all: such rows of padding are set to zero in the copy.
 
 Judges nothing where a module of the copy still rounds to bfloat16 or float16, and where a router's
 choice is the first difference: a choice between equals turns on the last bit.
@@ -12,18 +17,23 @@ choice is the first difference: a choice between equals turns on the last bit.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from verify.errors import UnsupportedError
-from verify.onpolicy.live.capturing import INPUT, OUTPUT, Seen
-from verify.onpolicy.live.locating import Parted
+from verify.onpolicy.live.capturing import INPUT, OUTPUT, Event, Seen
+from verify.onpolicy.live.locating import Parted, differences, gives_other
+from verify.onpolicy.live.scoring import Scored
 from verify.targets import told
 
 TOLERANCE = 2.0**-12
+LEAST = 2.0**-16  # of |d| of log-probabilities, which are float32 and of a size up to 64
+FAR = 2.0**-5  # more than logits of a size of 64 make of TOLERANCE
 LARGEST = 8 << 30  # bytes of a copy
 NARROW = 4  # bytes of a number, less than which are rounded
 
@@ -31,16 +41,25 @@ NARROW = 4  # bytes of a number, less than which are rounded
 @dataclass(frozen=True)
 class Wide:
     """What float64 says of one layout. largest: of |d| of log-probabilities. parted: the first
-    module beyond TOLERANCE. problem: why nothing is said, or ""."""
+    module beyond TOLERANCE. changed: whether what it gives is, too; None where no output of it
+    could be compared. problem: why nothing is said, or ""."""
 
     largest: float | None
     parted: Parted | None
     problem: str = ""
+    changed: bool | None = True
 
     @property
     def structural(self) -> bool:
         """Whether the two layouts do not compute the same quantity."""
-        return not self.problem and self.parted is not None and not self.parted.choice
+        if self.problem or self.parted is None or self.parted.choice:
+            return False
+        return self.moves if self.changed is None else self.changed
+
+    @property
+    def moves(self) -> bool:
+        """Whether log-probabilities differ by more than their own rounding to float32."""
+        return self.largest is not None and not self.largest <= LEAST
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the document."""
@@ -66,6 +85,35 @@ def widened(model: nn.Module) -> nn.Module:
             f"there is no copy in float64: {type(error).__name__}: {told(error)}"
         ) from error
     return made.eval()
+
+
+def compared(
+    a: Scored, b: Scored, chosen: Collection[Event], finite: bool, tolerance: float = TOLERANCE
+) -> Wide:
+    """What two layouts in float64 say. a: the reference. finite: whether the model itself gave
+    numbers in both."""
+    assert a.seen is not None
+    assert b.seen is not None
+    pairs = list(zip(a.values, b.values, strict=True))
+    if finite and not all(np.isfinite(one).all() for both in pairs for one in both):
+        return Wide(None, None, "the copy in float64 gives NaN or infinities, the model does not")
+    largest = max(float(np.abs(one - other).max()) for one, other in pairs)
+    return _located(a.seen, b.seen, largest, chosen, tolerance)
+
+
+def _located(a: Seen, b: Seen, largest: float, chosen: Collection[Event], tolerance: float) -> Wide:
+    parts = None  # the first of which alone differs
+    for parted in differences(a, b, tolerance, chosen):
+        wide = Wide(largest, parted, changed=gives_other(parted.module, a, b, tolerance))
+        if parted.choice or wide.structural:
+            return replace(wide, problem=narrow_module(a, parted))
+        parts = parts or parted
+    if largest <= FAR:
+        return Wide(largest, None, narrow_module(a, None))
+    if parts is not None:
+        return Wide(largest, parts, narrow_module(a, parts), changed=None)
+    what = f"log-probabilities differ by up to {largest:.4g}, what modules give does not"
+    return Wide(largest, None, what)
 
 
 def plain_experts(model: nn.Module) -> str:

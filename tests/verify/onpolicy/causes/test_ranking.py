@@ -8,6 +8,8 @@ import numpy as np
 import onpolicy_pairs as toy
 import pytest
 
+from verify.onpolicy.causes import ranking
+from verify.onpolicy.causes.facts import Finding
 from verify.onpolicy.causes.ranking import diagnose
 from verify.onpolicy.causes.table import CAUSES, Cause, Evidence, cause
 from verify.onpolicy.numbers import measure
@@ -93,6 +95,58 @@ def test_a_wrong_prompt_says_more_than_its_rank() -> None:
         toy.pairs(moved, toy.chosen(values, tokens), tokens, meta=lambda at: {"rank": at // 4})
     )
     assert first(found) == "wrong-prompt"
+
+
+def test_noise_that_is_claimed_is_said_once() -> None:
+    """Once `cannot-tell` followed it with the same three lines."""
+    (only,) = causes(toy.drifting(1e-5).pairs)
+    assert (only.name, only.claimed) == ("numeric-drift", True)
+    assert len(set(only.for_)) == len(only.for_) == 3
+
+
+@pytest.mark.parametrize("size", [0.05, 0.3])
+def test_where_nothing_is_claimed_it_leads_that_it_cannot_be_told(size: float) -> None:
+    """Other weights that no version tells of: larger than noise, and without a law."""
+    found = causes(toy.drifting(size).pairs)
+    assert [one.name for one in found] == ["cannot-tell", "numeric-drift"]
+    assert not any(one.claimed for one in found)
+    assert not set(found[0].for_) & set(found[1].for_)
+    for option in ("--version V=FILE", "--trainer-again FILE", "--weights", "recorder"):
+        assert option in found[0].remedy
+    again = Evidence(trainer_again=toy.samples(TRAINER, [np.zeros(1)], [np.zeros(1, np.int64)]))
+    left = next(one for one in causes(toy.drifting(size).pairs, again) if one.name == "cannot-tell")
+    assert "--trainer-again" not in left.remedy
+    assert (found[0].share, found[1].share) == ("", "")
+
+
+def test_candidates_that_chance_gives_as_well_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def names(weight: float, chance: float | None, claimed: bool = False) -> list[str]:
+        made = cause("temperature", weight=weight, claimed=claimed, chance=chance)
+        monkeypatch.setattr(ranking.temperature, "detect", lambda facts: Finding(made))
+        return [one.name for one in causes(toy.drifting(0.3).pairs)]
+
+    assert "temperature" not in names(0.2, 1.0)
+    assert "temperature" in names(0.2, 0.01)
+    assert "temperature" in names(0.2, None)
+    assert "temperature" in names(0.7, 1.0)  # noise is not claimed because of it
+    assert names(0.2, 1.0, True)[0] == "temperature"
+
+
+def test_what_was_not_compared_carries_no_share_of_the_mismatch() -> None:
+    given = toy.logits(45, samples=4)
+    values = toy.log_softmax(given)
+    tokens = toy.drawn(values)
+    own = toy.chosen(values, tokens)
+    other = toy.samples(TRAINER, own, np.roll(tokens, 1, axis=0))
+    found = causes(pair(other, toy.samples(ROLLOUT, own, tokens)))
+    assert [one.name for one in found] == ["other-tokens"]
+    assert found[0].share == "concerns 100 % of the samples"
+    assert "number responses once" in found[0].remedy
+    assert found[0].for_[0].endswith("under one id differ")
+    loud = causes(toy.pairs(own, np.where(tokens > 0, 0.0, own), tokens))
+    assert loud[0].share.endswith("of the mismatch")
 
 
 def test_every_cause_has_meaning_and_remedy() -> None:

@@ -74,6 +74,18 @@ def test_a_zip_that_torch_did_not_write(tmp_path: Path) -> None:
         head_of(path)
 
 
+def test_an_archive_of_torch_that_was_packed_again_is_called_compressed(tmp_path: Path) -> None:
+    """Once it was of no format that is known."""
+    path = tmp_path / "dump.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("dump/data.pkl", b"x" * 100)
+    with pytest.raises(InputFileError, match=r"torch\.save whose entries are compressed"):
+        head_of(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("dump/data.pkl", b"x" * 100)
+    assert head_of(path).container == TORCH
+
+
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

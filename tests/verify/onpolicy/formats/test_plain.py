@@ -12,6 +12,8 @@ from onpolicy_files import EXPERTS, PLAIN, write
 
 from verify.errors import InputFileError
 from verify.onpolicy.formats.plain import read
+from verify.onpolicy.formats.table import read_dump
+from verify.onpolicy.pairing import pair
 from verify.onpolicy.samples import ROLLOUT, TRAINER, Dump, Sample
 
 
@@ -54,6 +56,19 @@ def test_values_of_no_named_side_are_the_files(tmp_path: Path, side: str) -> Non
     assert told == []
     assert sample.series[side].stored == "bfloat16"
     assert list(sample.series) == list(sample.routing) == [side]
+
+
+def test_lines_of_an_id_a_prompt_and_values_are_known_as_ours(tmp_path: Path) -> None:
+    """They lack the response's ids, which is said of them; once no format was found."""
+    record = {"id": 1, "prompt_ids": [3], "logprobs": [-1.0, -2.0]}
+    sides = {side: write(tmp_path / side, [record]) for side in (TRAINER, ROLLOUT)}
+    dumps = [read_dump(path, side) for side, path in sides.items()]
+    assert [dump.format for dump in dumps] == ["plain", "plain"]
+    (fault,) = pair(*dumps).misalignments
+    assert fault.kind == "no-token-ids"
+    other = write(tmp_path / "other", [{"id": 1, "logprobs": [-1.0]}])
+    with pytest.raises(InputFileError, match="no format that is known"):
+        read_dump(other, TRAINER)
 
 
 def test_other_names_of_the_sampler(tmp_path: Path) -> None:

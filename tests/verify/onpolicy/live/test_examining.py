@@ -208,6 +208,48 @@ def test_names_of_modules_are_harmless_on_a_terminal():
     assert not any(line.startswith("::") for line in said.splitlines())
 
 
+@pytest.mark.parametrize("prompts", [((1,), (2,)), ((3,), (4, 5))])
+def test_experts_that_are_called_one_by_one_are_not_taken_for_tokens(prompts):
+    """With one token each expert has as many rows as there are tokens; so has one with all."""
+    model = planted(planted(Model(), live_models.OneByOne), live_models.OneByOne, layer=0)
+    request = Request(tokens=4, samples=2, layouts=("packed", "chunked"), chunk=2)
+    found = examine(described("one by one", model, prompts), request)
+    assert found.analysis.verdict.verdict is U
+    for one in found.report.conditions:
+        assert one.wide is None or not one.wide.structural
+        assert one.parted is None or one.parted.before == ""
+        assert not any(kind.type == "Softsign" for kind in one.rows)
+
+
+def test_a_model_that_hands_use_cache_on_makes_no_cache_in_one_pass():
+    request = dataclasses.replace(SMALL, layouts=("packed", "chunked"))
+    found = examine(described("hands on", live_models.HandsOn(Model())), request)
+    assert found.analysis.verdict.verdict is V
+    assert all(one.compared > 0 for one in found.report.conditions)
+
+
+@pytest.mark.parametrize(("inner", "verdict"), [(live_models.ByCount, U), (live_models.ByBatch, M)])
+def test_padding_that_is_nan_in_the_copy_alone_hides_no_fault_and_is_none(inner, verdict):
+    model = planted(planted(Model(), inner), live_models.BlindPadding, layer=0)
+    request = dataclasses.replace(SMALL, layouts=("padded-left",))
+    _, left = examine(described("blind", model), request).report.conditions
+    assert left.wide is not None
+    assert left.wide.problem == ""
+    assert left.wide.largest is not None
+    assert left.verdict is verdict
+
+
+def test_a_copy_that_gives_nan_where_the_model_does_not_says_nothing():
+    model = planted(Model(), live_models.NotWide)
+    (decode,) = examine(
+        described("nan", model), dataclasses.replace(SMALL, layouts=())
+    ).report.conditions
+    assert decode.wide is not None
+    assert (decode.wide.structural, decode.wide.largest) == (False, None)
+    assert "the model does not" in decode.wide.problem
+    assert decode.verdict is U
+
+
 class Narrow(live_models.ByCount):
     """Gives bfloat16 whatever it is given."""
 

@@ -18,8 +18,9 @@ from verify.onpolicy.live.conditions import Request
 from verify.onpolicy.live.judging import Judged, informed, judge
 from verify.onpolicy.live.locating import Parted
 from verify.onpolicy.live.models import described
+from verify.onpolicy.live.scoring import Scored
 from verify.onpolicy.live.sequences import Sampled
-from verify.onpolicy.live.widening import Wide, narrow_module
+from verify.onpolicy.live.widening import Wide, compared, narrow_module
 from verify.onpolicy.verdicts import Finding, OnPolicyVerdict
 from verify.reasons import Verdict
 
@@ -184,6 +185,65 @@ def test_narrow_values_are_told_from_wide_ones():
         seen(m=(OUTPUT, "", wide.bfloat16().double())), at
     )
     assert "m computes in float16" in narrow_module(seen(m=(OUTPUT, "", wide.half())), None)
+
+
+def scored(part: float, output: float | None, value: float) -> Scored:
+    """A module whose part was given one number, which gave another, and a log-probability."""
+    root = Event("m.part", 0, INPUT, "", "P", "m")
+    made = {root: Rows(torch.arange(2), torch.full((2, 1), part, dtype=torch.float64))}
+    if output is not None:
+        values = torch.full((2, 1), output, dtype=torch.float64)
+        made[Event("m", 0, OUTPUT, "", "M", "(root)")] = Rows(torch.arange(2), values)
+    return Scored("alone", (np.array([value], dtype=np.float32),), Seen(made))
+
+
+BASE = (0.1, 0.2, -1.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "structural"),
+    [
+        ((0.3, 0.2, -1.0), False),  # only its parts were given others
+        ((0.3, 0.2, -1.0 - 2.0**-8), False),
+        ((0.3, 0.2, -1.5), True),  # no output shows what moves the log-probabilities
+        ((0.3, 0.4, -1.0), True),
+        ((0.1, 0.4, -1.0), True),
+        ((0.1, 0.2 + 1e-9, -1.0), False),
+    ],
+)
+def test_a_module_computes_something_else_only_where_its_output_differs(other, structural):
+    found = compared(scored(*BASE), scored(*other), (), finite=True)
+    assert found.structural is structural
+    assert (found.parted is not None) is structural
+
+
+@pytest.mark.parametrize(
+    ("value", "structural"), [(-1.0, False), (-1.0 + 2.0**-20, False), (-2.0, True)]
+)
+def test_log_probabilities_tell_where_the_output_cannot_be_seen(value, structural):
+    found = compared(scored(0.1, None, -1.0), scored(0.3, None, value), (), finite=True)
+    assert found.structural is structural
+
+
+def test_log_probabilities_that_no_module_explains_are_not_called_rounding():
+    found = compared(scored(*BASE), scored(0.1, 0.2, -1.5), (), finite=True)
+    assert not found.structural
+    assert "what modules give does not" in found.problem
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_nan_of_the_copy_alone_says_nothing(finite):
+    nan = float("nan")
+    found = compared(scored(*BASE), scored(nan, nan, nan), (), finite=finite)
+    assert found.structural is not finite
+    assert bool(found.problem) is finite
+
+
+def test_a_difference_that_reaches_no_token_is_said_so():
+    (finding,) = judged(Wide(0.0, WHERE)).findings()
+    assert "no log-probability does" in finding.what
+    (finding,) = judged(ELSE).findings()
+    assert "log-probabilities differ by up to 0.25" in finding.what
 
 
 def test_the_doctor_is_told_of_the_padding(monkeypatch):

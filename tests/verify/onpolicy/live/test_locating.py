@@ -1,64 +1,16 @@
-"""Rows of modules by token, and the first module that gives other rows for equal ones."""
+"""The first module that gives other rows for equal ones, on small modules and hand-made rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from live_parts import Outer, Sometimes, X, seen
+from torch import Tensor
 
-from verify.errors import UnsupportedError
-from verify.onpolicy.live.capturing import INPUT, OUTPUT, Capture, Event, Rows, Seen, by_token
+from verify.onpolicy.live.capturing import INPUT, OUTPUT, Capture, Event, Rows, Seen
 from verify.onpolicy.live.locating import Parted, first_difference
 from verify.onpolicy.live.rowwise import by_type, leaves
 from verify.onpolicy.live.sequences import NOWHERE, places
-
-PLACES = torch.tensor([[0, 1, 2]])
-
-
-class Inner(nn.Module):
-    """Its own code runs between its two parts."""
-
-    def __init__(self, shift: float) -> None:
-        super().__init__()
-        self.one, self.two, self.shift = nn.Identity(), nn.Identity(), shift
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.one(x).clone()
-        x[:, 1] += self.shift
-        return self.two(x)
-
-
-class Outer(nn.Module):
-    """A leaf, a module with parts, a leaf."""
-
-    def __init__(self, shift: float = 0.0, gain: float = 1.0) -> None:
-        super().__init__()
-        self.first, self.middle, self.last = Scaled(gain), Inner(shift), Scaled(1.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.middle(self.first(x)))
-
-
-class Scaled(nn.Module):
-    """A leaf."""
-
-    def __init__(self, gain: float) -> None:
-        super().__init__()
-        self.gain = gain
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gain
-
-
-def seen(model: nn.Module, x: Tensor, where: Tensor = PLACES, largest: int = 1 << 20) -> Seen:
-    capture = Capture(model, largest)
-    with capture.listening():
-        capture.begin(where)
-        model(x)
-    return capture.taken()
-
-
-X = torch.arange(1.0, 7.0).reshape(1, 3, 2)
 
 
 def parted(a: Seen, b: Seen, **options: object) -> Parted:
@@ -149,37 +101,12 @@ def test_other_forms_are_not_compared():
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "width"),
-    [((2, 3, 4), 4), ((2, 3, 4, 5), 20), ((6, 4), 4), ((1, 3, 4), 4), ((2, 3), 1), ((6,), 1)],
-)
-def test_a_tensor_with_a_row_for_each_token_is_taken(shape, width):
-    found = by_token(torch.zeros(shape), 2, 3)
-    assert found is not None
-    assert found.shape == (6, width)
-
-
-@pytest.mark.parametrize("shape", [(), (2,), (2, 1, 3, 3), (5, 4), (0, 4), (2, 4, 3)])
-def test_other_tensors_are_not(shape):
-    assert by_token(torch.zeros(shape), 2, 3) is None
-
-
-def test_one_row_for_all_sequences_is_each_ones():
-    found = by_token(torch.arange(3.0).reshape(1, 3, 1), 2, 3)
-    assert found is not None
-    assert found.flatten().tolist() == [0, 1, 2, 0, 1, 2]
-
-
-def test_rows_beyond_memory_are_refused_with_what_to_do():
-    with pytest.raises(UnsupportedError, match="--samples 2 --tokens 8"):
-        seen(Outer(), X, largest=40)
-
-
-def test_hooks_are_gone_afterwards_even_when_the_model_raises():
-    model = Outer()
-    with pytest.raises(TypeError), Capture(model).listening():
-        model("not a tensor")
-    assert not any(one._forward_hooks or one._forward_pre_hooks for one in model.modules())
+def test_a_module_that_one_side_calls_more_often_is_not_compared():
+    a, b = seen(Sometimes(), X), seen(Sometimes(), X + torch.tensor([0.0, 1.0]))
+    c = seen(Sometimes(), X + torch.tensor([[0.0, 1.0], [0.0, 1.0], [1.0, 1.0]]))
+    assert "part.one" in {event.module for event in a.rows}
+    assert parted(a, b).before == "part"
+    assert parted(a, c).before == "after"
 
 
 def test_row_wise_modules_are_judged_where_their_inputs_are_equal():

@@ -77,6 +77,24 @@ def test_a_fault_of_single_tokens_is_named(folder):
     assert left.verdict is not Verdict.MISMATCH
 
 
+def test_the_activation_of_each_expert_is_not_taken_for_one_of_tokens():
+    """In float64 experts are computed one by one: whichever gets every token has as many rows."""
+    model = transformers_models.qwen3("grouped_mm", initializer_range=0.3, num_experts_per_tok=4)
+    request = Request(tokens=8, samples=3, layouts=("packed",))
+    for one in examine(models.described("large weights", model), request).report.conditions:
+        assert one.verdict is not Verdict.MISMATCH
+        assert one.wide is None or one.wide.problem == ""
+
+
+def test_left_padding_of_an_eager_attention_is_judged_in_float64():
+    model = transformers_models.qwen3("eager", torch.float32)
+    model.set_attn_implementation("eager")
+    request = Request(tokens=3, samples=2, layouts=("padded-left",))
+    left = examine(models.described("eager", model), request).report.conditions[1]
+    assert left.verdict is not Verdict.MISMATCH
+    assert left.wide is None or left.wide.problem == ""
+
+
 def test_a_folder_is_read_from_the_disk_alone(folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     torch.save({}, tmp_path / "pytorch_model.bin")
