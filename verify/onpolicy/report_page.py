@@ -27,7 +27,7 @@ from verify.onpolicy.report_squares import drawn_scatter
 from verify.onpolicy.report_strips import TOKENS, strips
 from verify.onpolicy.report_text import headline, leading, spot, value
 from verify.onpolicy.report_words import LINE, LISTED, NAME
-from verify.onpolicy.routing import FAULTS
+from verify.onpolicy.routing_table import FAULTS
 from verify.rendering.escaping import clipped, printable
 from verify.rendering.phrases import percent
 from verify.results import tool_version, write_text

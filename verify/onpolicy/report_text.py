@@ -15,7 +15,8 @@ from verify.onpolicy.causes.table import CAUSES, UNKNOWN, Cause
 from verify.onpolicy.formats.table import matrix
 from verify.onpolicy.metrics import METRICS
 from verify.onpolicy.numbers import Numbers, Spot
-from verify.onpolicy.routing import FAULTS, RoutingCheck
+from verify.onpolicy.routing import RoutingCheck
+from verify.onpolicy.routing_table import FAULTS
 from verify.onpolicy.verdicts import Finding
 from verify.reasons import Verdict
 from verify.rendering.escaping import clipped, printable

@@ -19,7 +19,8 @@ from verify.onpolicy.gates import Gate, Outcome, look
 from verify.onpolicy.misalignments import KINDS, Misalignment
 from verify.onpolicy.numbers import Numbers
 from verify.onpolicy.pairing import Pairs
-from verify.onpolicy.routing import FAULTS, WRONG, Fault, RoutingCheck
+from verify.onpolicy.routing import RoutingCheck
+from verify.onpolicy.routing_table import FAULTS, WRONG, Fault
 from verify.onpolicy.samples import Problem
 from verify.reasons import EXIT_CODES, Reason, Verdict, worst
 

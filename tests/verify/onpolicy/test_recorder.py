@@ -137,9 +137,7 @@ def test_what_it_refuses(tmp_path: Path) -> None:
         (torch.tensor([1, 2]), torch.zeros(2, 3)[:1], None),
         ([1], [-1.0], [1, 0]),
     ):
-        with pytest.raises(
-            ValueError, match=r"has . tokens and (logprobs|mask) . entries"
-        ):
+        with pytest.raises(ValueError, match=r"has . tokens and (logprobs|mask) . entries"):
             recorder.add(1, ids, values, mask=mask)
     with pytest.raises(ValueError, match="response_ids and logprobs are lists, arrays or tensors"):
         recorder.add(1, [1], -1.0)

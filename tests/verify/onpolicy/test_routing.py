@@ -9,7 +9,9 @@ import numpy as np
 import onpolicy_pairs as toy
 from numpy.typing import NDArray
 
-from verify.onpolicy.routing import FAULTS, RoutingCheck, check, overlap, start_of
+from verify.onpolicy.routing import RoutingCheck, check
+from verify.onpolicy.routing_rows import overlap, start_of
+from verify.onpolicy.routing_table import FAULTS
 from verify.onpolicy.samples import Routing
 
 Experts = NDArray[np.int64]

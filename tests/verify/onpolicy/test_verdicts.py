@@ -14,7 +14,8 @@ from verify.onpolicy.causes.table import Cause, cause
 from verify.onpolicy.gates import parse_gate
 from verify.onpolicy.numbers import measure
 from verify.onpolicy.pairing import Pairs, pair
-from verify.onpolicy.routing import FAULTS, WRONG, Fault, RoutingCheck
+from verify.onpolicy.routing import RoutingCheck
+from verify.onpolicy.routing_table import FAULTS, WRONG, Fault
 from verify.onpolicy.samples import Place, Problem
 from verify.onpolicy.verdicts import ONPOLICY_REASONS, OnPolicyVerdict, judge
 from verify.reasons import Verdict
