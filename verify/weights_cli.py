@@ -42,6 +42,11 @@ _PAUSE = 1.0  # seconds between two lines of progress
     metavar="PATTERN",
     help="Leave such names out, on both sides; A's also by what --rename makes of them.",
 )
+@click.option(
+    "--no-fuse",
+    is_flag=True,
+    help="Compare by name only, also experts that one side stores fused and the other one by one.",
+)
 @TEXT_OR_JSON
 def weights(
     a: Path,
@@ -49,14 +54,15 @@ def weights(
     renames: tuple[str, ...],
     rename_file: Path | None,
     ignore: tuple[str, ...],
+    no_fuse: bool,
     form: str,
 ) -> int:
     """Compare the weights of A and B, parameter by parameter, bit for bit.
 
     Each is a safetensors file or folder, a folder of torch.distributed.checkpoint, a file of
     torch.save, or digests that verify.save_weights_digests wrote in a running process. Sharding
-    does not matter. Exit code 0 says equal, 1 different, 3 that nothing could be compared, or only
-    a part.
+    does not matter, nor whether experts are stored fused or one by one. Exit code 0 says equal, 1
+    different, 3 that nothing could be compared, or only a part.
     """
     from verify.checkpoints import reporting
     from verify.checkpoints.comparing import compare_checkpoints
@@ -66,7 +72,12 @@ def weights(
     rules = [*renames, *(read_rules(rename_file) if rename_file else ())]
     with opened(a) as left, opened(b) as right:
         found = compare_checkpoints(
-            left, right, renames=rules, ignore=ignore, progress=_paced(progress())
+            left,
+            right,
+            renames=rules,
+            ignore=ignore,
+            fuse=not no_fuse,
+            progress=_paced(progress()),
         )
     record = reporting.to_json(found)
     emit(json.dumps(record, indent=1) if form == "json" else reporting.text(found))

@@ -1,8 +1,9 @@
 """Decides whether two checkpoints hold the same weights, parameter by parameter.
 
 Tensors on both sides are compared bit by bit, otherwise digests are. One tensor of a side is in
-memory at a time. It refuses to apply a tolerance, to call a comparison of nothing VERIFIED, and to
-leave out silently what only one side has.
+memory at a time, of experts that it stores fused those of one layer. It refuses to apply a
+tolerance, to call a comparison of nothing VERIFIED, and to leave out silently what only one side
+has.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from verify.checkpoints.fusing import fused
 from verify.checkpoints.matching import Patterns, Renames, natural, renamed
-from verify.checkpoints.parameters import Checkpoint, Parameter, Part, told
+from verify.checkpoints.parameters import Checkpoint, Parameter, Part, equal_digests, told
 from verify.errors import InputFileError, UnsupportedError, VerifyError
 from verify.reasons import Verdict
 
@@ -64,15 +66,11 @@ class WeightsDiff:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Parameters of both sides by B's names, without the ignored ones."""
+    """Parameters of both sides by B's names, without the ignored ones. notes: of names."""
 
     left: Mapping[str, Parameter]
     right: Mapping[str, Parameter]
     notes: tuple[str, ...]
-
-    @property
-    def names(self) -> list[str]:
-        return sorted({*self.left, *self.right}, key=natural)
 
 
 def compare_checkpoints(
@@ -81,17 +79,22 @@ def compare_checkpoints(
     *,
     renames: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    fuse: bool = True,
     progress: Callable[[str], None] = lambda message: None,
 ) -> WeightsDiff:
     """Compares all parameters. renames: OLD=NEW, of A's names to B's. ignore: patterns of names.
 
+    fuse: whether experts that one side stores fused are compared by expert and part.
+
     VerifyError for renames that do not make sense, InputFileError for tensors that cannot be read.
     """
-    pairing = _paired(a, b, Renames(renames), Patterns(ignore))
+    named = _paired(a, b, Renames(renames), Patterns(ignore))
+    left_out = Patterns(ignore)
+    pairing = fused(named.left, named.right, take=fuse, ignored=left_out.match)
     findings: list[Finding] = []
-    unsettled = [*a.unsettled, *b.unsettled]
+    unsettled = [*a.unsettled, *b.unsettled, *pairing.unsettled]
     compared = elements = 0
-    names = pairing.names
+    names = sorted({*pairing.left, *pairing.right}, key=natural)
     for number, name in enumerate(names):
         progress(f"{number} of {len(names)} parameters, {len(findings)} differ: {name}")
         left, right = pairing.left.get(name), pairing.right.get(name)
@@ -118,8 +121,8 @@ def compare_checkpoints(
         elements,
         tuple(findings),
         tuple(unsettled),
-        (*a.notes, *b.notes, *pairing.notes),
-        hints(pairing.left, pairing.right, findings, progress),
+        (*a.notes, *b.notes, *named.notes, *pairing.notes),
+        hints(pairing, findings, progress),
     )
 
 
@@ -204,7 +207,7 @@ def _pair(name: str, a: Parameter, b: Parameter, *, explain: bool) -> tuple[Find
             kind = "bits"
             detail, lines = tensor_pairs.difference(name, x, y) if explain else ("", ())
     elif a.covered == a.numel and b.covered == b.numel:
-        if a.digest() != b.digest():
+        if not equal_digests(a, b):
             kind, detail = "bits", "digests differ" + _where(*_by_parts(a, b))
     else:
         differing, common = _by_parts(a, b)
@@ -229,7 +232,7 @@ def _other_shape(a: Parameter, b: Parameter) -> str:
         return tensor_pairs.other_shape(a.load(), b.load())
     if a.dtype != b.dtype or a.numel != b.numel or not a.numel:
         return ""
-    whole = a.covered == a.numel and b.covered == b.numel
+    whole = a.covered == a.numel and b.covered == b.numel and not (a.place or b.place)
     same = whole and not (a.problem or b.problem) and a.digest().lanes == b.digest().lanes
     return "the same elements in the same order: reshaped" if same else ""
 
@@ -247,11 +250,11 @@ def _by_parts(a: Parameter, b: Parameter) -> tuple[list[Part], int]:
     shards = b if b.load is None else a
     other = a if shards is b else b
     if other.load is not None:
-        from verify.checkpoints.boxes import digest_box
+        from verify.checkpoints.boxes import digest_placed
 
-        tensor = other.load()
+        tensor, place = other.load(), shards.place
         mine = [part for part in shards.parts if part.digest.count]
-        found = [part for part in mine if digest_box(tensor, part.box) != part.digest]
+        found = [part for part in mine if digest_placed(tensor, place, part.box) != part.digest]
         return found, len(mine)
     theirs = {part.box: part for part in other.parts}
     mine = [part for part in shards.parts if part.digest.count and part.box in theirs]

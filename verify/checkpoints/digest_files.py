@@ -9,8 +9,9 @@ JSON, version 1:
        "w": [{"box": [[0, 16], [0, 64]],        shards: their place, [start, stop) per dimension,
               "digest": "float32[64,64]{1024}:HEX"}]}}     and the digest at that place
 
-A folder of such files, one a rank, is one checkpoint. It refuses two files of one rank, a file of
-another scheme, and digests that do not count as many elements as their box has.
+Stacked experts are saved as parts, one for gate, up and down of each (`expert_names`). A folder of
+such files, one a rank, is one checkpoint. It refuses two files of one rank, a file of another
+scheme, and digests that do not count as many elements as their box has.
 """
 
 from __future__ import annotations

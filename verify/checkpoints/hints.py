@@ -7,18 +7,21 @@ that the hint does not cost another reading of both checkpoints.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from verify.checkpoints.matching import natural, prefix_rule
-from verify.checkpoints.parameters import Parameter
+from verify.checkpoints.parameters import Parameter, equal_digests
 from verify.errors import VerifyError
 
 if TYPE_CHECKING:
     from verify.checkpoints.comparing import Finding
+    from verify.checkpoints.fusing import Fused
 
 _MOST = 48  # tensors that are digested for hints
 _SHOWN = 8
+_LOOKED_UP = 4  # parts of experts that are looked up among all of their layer
 _EXCHANGED = 16  # of more parameters that differ each is probably another
 _FUSED = 512  # parts that may make up one fused parameter (experts)
 Parameters = Mapping[str, Parameter]
@@ -55,12 +58,12 @@ class _Digests:
 
 
 def hints(
-    left: Parameters,
-    right: Parameters,
+    pairing: Fused,
     findings: Sequence[Finding],
     progress: Callable[[str], None] = lambda message: None,
 ) -> tuple[str, ...]:
-    """Lines for a person, () where nothing is recognised. left, right: by B's names."""
+    """Lines for a person, () where nothing is recognised."""
+    left, right = pairing.left, pairing.right
     alone_a = [one.name for one in findings if one.kind == "only in A"]
     alone_b = [one.name for one in findings if one.kind == "only in B"]
     bits = [one.name for one in findings if one.kind == "bits"]
@@ -71,10 +74,16 @@ def hints(
     else:
         digests = _Digests(progress)
         found += _shown(_moved(left, right, alone_a, alone_b, digests))
-        if len(bits) <= _EXCHANGED:
-            found += _shown(_exchanged(left, right, bits, digests))
+        others = [name for name in bits if name not in pairing.units]
+        if len(others) <= _EXCHANGED:
+            same = functools.partial(_same, digests=digests)
+            found += _shown(_exchanged(left, right, others, others, same))
+        found += _shown(_exchanged_experts(pairing, bits))
         found += _shown(_tied(left, right, alone_a, "A", digests))
         found += _shown(_tied(right, left, alone_b, "B", digests))
+    found += pairing.hints
+    alone_a = [name for name in alone_a if name not in pairing.covered]
+    alone_b = [name for name in alone_b if name not in pairing.covered]
     found += _shown(_fused(left, right, alone_a, alone_b, "A", "B"))
     found += _shown(_fused(right, left, alone_b, alone_a, "B", "A"))
     return tuple(found)
@@ -103,18 +112,31 @@ def _moved(
 
 
 def _exchanged(
-    left: Parameters, right: Parameters, names: list[str], digests: _Digests
+    left: Parameters,
+    right: Parameters,
+    names: Sequence[str],
+    others: Sequence[str],
+    same: Callable[[Parameter, Parameter], bool],
 ) -> Iterator[str]:
     """Parameters of B that hold the bits of another one of A that differs too."""
+    alike = _by_form(left, others)
     for name in names:
-        for other in names:
-            if (
-                other != name
-                and left[other].form() == right[name].form()
-                and _same(left[other], right[name], digests)
-            ):
+        for other in alike.get(right[name].form(), ()):
+            if other != name and same(left[other], right[name]):
                 yield f"{name} in B has the bits of {left[other].name} in A: exchanged?"
                 break
+
+
+def _exchanged_experts(pairing: Fused, bits: Sequence[str]) -> Iterator[str]:
+    """The same for some parts of experts, of the first layer where one differs: gate and up
+    exchanged, or experts in another order."""
+    parts = [name for name in bits if name in pairing.units]
+    if not parts:
+        return
+    stem = pairing.units[parts[0]].stem
+    layer = [name for name in parts if pairing.units[name].stem == stem]
+    some = layer if len(layer) <= _EXCHANGED else layer[:_LOOKED_UP]
+    yield from _exchanged(pairing.left, pairing.right, some, layer, _same_part)
 
 
 def _tied(
@@ -145,6 +167,17 @@ def _by_form(parameters: Parameters, names: Sequence[str]) -> dict[str, list[str
 def _same(a: Parameter, b: Parameter, digests: _Digests) -> bool:
     mine = digests(a)
     return mine is not None and mine == digests(b)
+
+
+def _same_part(a: Parameter, b: Parameter) -> bool:
+    """As `_same`, of parts of experts: small, views of tensors in memory, or digests at a place."""
+    if any(one.problem or not one.numel or one.covered < one.numel for one in (a, b)):
+        return False
+    if a.load is None or b.load is None:
+        return equal_digests(a, b)
+    from verify.checkpoints import tensor_pairs
+
+    return tensor_pairs.equal_bits(a.load(), b.load())
 
 
 def _fused(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from verify.checkpoints import digest_files
 from verify.checkpoints.boxes import along_one_dimension
+from verify.checkpoints.expert_names import cuts
 from verify.checkpoints.matching import Patterns
 from verify.checkpoints.parameters import Box, Part, box_problem, whole_box
 from verify.device_parts import Shard
@@ -58,6 +59,7 @@ def save_weights_digests(
 ) -> None:
     """Writes the digests as a file that `verify weights` takes as A or B; replaces an older one.
 
+    Stacked experts get a digest each, so that a difference has the expert's number.
     On several ranks each writes a file of its own into one folder, which is given as A or B. rank,
     world: those of torch.distributed where it is initialised, else none. The rest, and errors, as
     for `weights_digests`; ValueError for a rank outside of the world.
@@ -111,17 +113,21 @@ def _digested(
     """All digests together: on a device they take one launch."""
     pieces: dict[str, Tensor] = {}
     layouts: dict[str, Shard | None] = {}
-    owners: dict[str, tuple[str, Box, int]] = {}
+    owners: dict[str, tuple[str, Box, int, tuple[int, ...]]] = {}
     for name, tensor in tensors.items():
-        for number, (piece, box, shape) in enumerate(_pieces(name, tensor, places.get(name))):
+        for number, (piece, box, shape) in enumerate(
+            cut
+            for given in _pieces(name, tensor, places.get(name))
+            for cut in _by_expert(name, *given)
+        ):
             key = f"{number} {name}"
             pieces[key], layouts[key] = along_one_dimension(piece, box, shape)
-            owners[key] = (name, box, piece.numel())
+            owners[key] = (name, box, piece.numel(), shape)
     digests = digest_all(pieces, layouts)
     # a rank outside of a parameter's mesh holds none of it, and knows that it exists
     found: dict[str, list[Part]] = {}
-    for key, (name, box, count) in owners.items():
-        digest = replace(digests[key], count=count)  # without the zeros around it
+    for key, (name, box, count, shape) in owners.items():
+        digest = replace(digests[key], shape=shape, count=count)  # without the zeros around it
         found.setdefault(name, []).append(Part(box, digest, origin))
     return {name: tuple(parts) for name, parts in found.items()}
 
@@ -145,6 +151,17 @@ def _pieces(
     if problem or any(shape[at] != full[at] for at in range(len(full)) if at != dim):
         raise ValueError(f"places[{name!r}]: {list(shape)} at {start} is no shard of {list(full)}")
     return [(tensor, box, full)]
+
+
+def _by_expert(
+    name: str, tensor: Tensor, box: Box, shape: tuple[int, ...]
+) -> Iterator[tuple[Tensor, Box, tuple[int, ...]]]:
+    """Stacked experts one by one, so that a difference has a number, and that a checkpoint that
+    stores them one by one can be compared."""
+    for part in cuts(name, box, shape):
+        edges = zip(part, box, strict=True)
+        inside = tuple(slice(at - first, stop - first) for (at, stop), (first, _) in edges)
+        yield (tensor if part == box else tensor.detach()[inside]), part, shape
 
 
 def _chunks(name: str, tensor: Tensor) -> list[tuple[Tensor, Box, tuple[int, ...]]]:

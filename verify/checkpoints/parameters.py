@@ -27,6 +27,14 @@ _MOST_CELLS = 10_000_000  # of the grid that boxes cut a whole into
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in a larger one: an expert in the stacked tensor of all."""
+
+    box: Box
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Part:
     """The digest of one box of a parameter, and which file or rank says so."""
 
@@ -40,7 +48,8 @@ class Parameter:
     """dtype: torch's name without the prefix. shape: the global one.
 
     load: reads the whole tensor on the CPU; None where only digests are known, which are in `parts`
-    then. problem: what replicas disagree about, else "".
+    then. problem: what replicas disagree about, else "". place: where `parts` belong to a larger
+    whole, the place in it that this parameter is; their boxes and digests are that whole's.
     """
 
     name: str
@@ -49,6 +58,7 @@ class Parameter:
     load: Callable[[], Tensor] | None = None
     parts: tuple[Part, ...] = ()
     problem: str = ""
+    place: Place | None = None
 
     @property
     def numel(self) -> int:
@@ -74,7 +84,7 @@ class Parameter:
             from verify.hashing import digest_tensor
 
             return digest_tensor(self.load())
-        total = Digest.zero(self.dtype, self.shape)
+        total = Digest.zero(self.dtype, self.place.shape if self.place else self.shape)
         for part in self.parts:
             total += part.digest
         return total
@@ -94,6 +104,16 @@ class Checkpoint:
     others: tuple[str, ...] = ()
     unsettled: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+
+def equal_digests(a: Parameter, b: Parameter) -> bool:
+    """Of two that are known as a whole; a tensor's at the place that the other's digests have."""
+    shards, other = (a, b) if a.load is None else (b, a)
+    if other.load is None or shards.place is None:
+        return a.digest() == b.digest()
+    from verify.checkpoints.boxes import digest_placed
+
+    return digest_placed(other.load(), shards.place, shards.place.box) == shards.digest()
 
 
 def whole_box(shape: Sequence[int]) -> Box:

@@ -120,12 +120,12 @@ def test_fused_parameters_are_named_and_not_compared(tmp_path) -> None:
     assert (code, out) == (2, "")
     assert "attn.q_proj.weight float32[4,8]" in err
     assert "fused parameters are not compared" in err
-    experts = {f"mlp.experts.{n}.up.weight": torch.full((4, 8), n * 1.0) for n in range(12)}
+    experts = {f"mlp.blocks.{n}.up.weight": torch.full((4, 8), n * 1.0) for n in range(12)}
     c = safetensors(tmp_path / "c.safetensors", experts | norm)
-    stacked = {"mlp.experts.up": torch.stack(list(experts.values())), **norm}
+    stacked = {"mlp.blocks.up": torch.stack(list(experts.values())), **norm}
     out = weights(c, safetensors(tmp_path / "d.safetensors", stacked))[1]
-    assert "may be 12 parameters of A, fused: mlp.experts.0.up.weight, mlp.experts.1.up" in out
-    stacked["mlp.experts.up"] = torch.zeros(11, 4, 8)
+    assert "may be 12 parameters of A, fused: mlp.blocks.0.up.weight, mlp.blocks.1.up" in out
+    stacked["mlp.blocks.up"] = torch.zeros(11, 4, 8)
     assert "A, fused" not in weights(c, safetensors(tmp_path / "d.safetensors", stacked))[1]
 
 
