@@ -24,6 +24,8 @@ and of a backward, as gradients of these:
     router_weights  fp32 [T, K]
     w_gate, w_up, w_down, shared_w_gate, ... fp32, where needed
     x               bf16 [T, H], the layer's input
+    shared_gate, shared_up, shared_weighted_hidden   bf16 [T, I_shared], between weighted_hidden and
+                    dispatched
 Several ranks compute gate and up again in their backward: again_gate, again_up. The Hopper backend
 tells what it keeps: route_table's ids, router_weights, gate and up where a backward follows,
 combined; and of its backward combined, router_weights, the weights and x.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from gpu_scripts import gpu_scripts
 
@@ -71,3 +73,22 @@ def test_another_training_is_named(recording: ModuleType) -> None:
     found = rows()
     found[2]["same"] = False
     assert recording.problems(found, "cpu") == ["op trained otherwise than alone"]
+
+
+def test_another_training_in_an_early_round_is_named(
+    tmp_path: Path, recording: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses = iter([1.0, 1.0, 1.0, 2.0, *[1.0] * 4])  # of two contenders in two rounds
+
+    class Trained:
+        device = torch.device("cpu")
+
+        def start(self) -> None: ...
+
+        def step(self) -> torch.Tensor:
+            return torch.tensor(next(losses))
+
+    both = {"alone": contextlib.nullcontext, "op": contextlib.nullcontext}
+    monkeypatch.setattr(recording, "contenders", lambda *_: both)
+    measured = recording.measure(Trained(), 2, 1, tmp_path)
+    assert [row["same"] for row in recording.rows_of(measured, tmp_path)] == [True, False]

@@ -51,9 +51,9 @@ def explain(
     It records where this says, whatever folder it names, so A and B stay as they are, and is ended
     behind the culprit's step. Exit code 1 says explained, 3 that they did not part there again.
     """
-    from verify.replaying import retelling
+    from verify.replaying import explain_report
+    from verify.replaying.explaining import explain_runs
     from verify.replaying.processes import Script, command_of
-    from verify.replaying.reruns import explain_runs
 
     commands = (command_a or command, command_b or command)
     if not all(commands) or (command and command_a and command_b):
@@ -68,7 +68,7 @@ def explain(
         found = explain_runs(a, b, scripts, folder.resolve(), tries=tries, progress=progress())
     kept = None if keep is None else str(keep)
     if form == "json":
-        emit(json.dumps(retelling.to_json(found, kept), indent=1))
+        emit(json.dumps(explain_report.to_json(found, kept), indent=1))
     else:
-        emit(retelling.text(found, kept))
-    return retelling.exit_code(found)
+        emit(explain_report.text(found, kept))
+    return explain_report.exit_code(found)

@@ -103,7 +103,8 @@ def onpolicy(
 
         emit(json.dumps(matrix(), indent=1) if form == "json" else report_text.formats_text())
         return 0
-    looking = asked(live, (trainer, rollout, trainer_again))
+    evident = (trainer_again, run_config, generation_config, weights, *versions.values())
+    looking = asked(live, (trainer, rollout, *evident))
     if trainer is None and not looking:
         raise click.UsageError("give TRAINER and ROLLOUT, or one file that holds both sides")
     from verify.onpolicy import documents, report_text
@@ -115,8 +116,7 @@ def onpolicy(
         from verify.onpolicy import report_page
 
         model_file = (live["model"] or "").partition("::")[0] or None
-        read = (trainer_again, run_config, generation_config, weights, *versions.values())
-        report_page.refuse(page, trainer, rollout, *read, model_file, live["save"])
+        report_page.refuse(page, trainer, rollout, *evident, model_file, live["save"])
     model = None
     if looking:
         examined = run(live, gates, progress())

@@ -132,7 +132,7 @@ def replay(
     What is in neither the model nor an optimizer, such as averaged weights or a loss scaler, is
     compared as far as it shows in them, or if the script gives it to verify.probe in each step.
     """
-    from verify.replaying import reporting
+    from verify.replaying import replay_report
     from verify.replaying.processes import command_of
     from verify.replaying.replays import ReplayOptions, run
 
@@ -150,7 +150,7 @@ def replay(
         found = run(options, folder.resolve(), progress())
     kept = None if keep is None else str(keep)
     if form == "json":
-        emit(json.dumps(reporting.to_json(found, kept), indent=1))
+        emit(json.dumps(replay_report.to_json(found, kept), indent=1))
     else:
-        emit(reporting.text(found, kept))
-    return reporting.exit_code(found)
+        emit(replay_report.text(found, kept))
+    return replay_report.exit_code(found)

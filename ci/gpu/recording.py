@@ -153,7 +153,7 @@ def contenders(training: Training, folder: Path) -> dict[str, Callable[[], Any]]
 
 
 def measure(training: Training, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
-    """Seconds of a step by contender, one number a round, and the losses of each."""
+    """Seconds of a step by contender, one number a round, and the losses of each in all rounds."""
     seconds: dict[str, list[float]] = {}
     losses: dict[str, list[float]] = {}
     for number in range(rounds):
@@ -167,7 +167,7 @@ def measure(training: Training, rounds: int, steps: int, folder: Path) -> dict[s
                 _wait(training.device)
                 taken = (time.perf_counter() - began) / steps
             seconds.setdefault(name, []).append(taken)
-            losses[name] = [float(loss) for loss in told]
+            losses.setdefault(name, []).extend(float(loss) for loss in told)
             if sys.stderr.isatty():
                 click.echo(f"round {number}: {name} {1e3 * taken:.1f} ms", err=True)
     return {"seconds": seconds, "losses": losses}

@@ -10,10 +10,10 @@ the model's; its parameters stay as they are stored, mok reads views of them, an
 in them. transformers does not save the choice with a model. Runs bf16 weights, or other ones under
 torch.autocast to bf16. Refuses by name, when such a layer is called, what mok does not compute
 (`fitting`, or `check` before); there is no other implementation behind it. But a model whose
-experts transformers lets nobody else run (Llama 4, DBRX, JetMoE) never calls what is registered,
-and runs its own code without a word: `check` refuses it. Where transformers splits experts over
-ranks, each rank's part is rounded to bf16 before transformers adds them up, so bits then depend on
-how many ranks there are.
+experts transformers lets nobody else run (such as Llama 4) never calls what is registered, and runs
+its own code without a word: `check` refuses it. Where transformers splits experts over ranks, each
+rank's part is rounded to bf16 before transformers adds them up, so bits then depend on how many
+ranks there are.
 
 Legend: T tokens, K slots, E experts, H hidden size, I width.
 """

@@ -5,14 +5,17 @@ It prints nothing and decides nothing itself; every step is a module of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from verify import input_files
 from verify.errors import InputFileError
 from verify.onpolicy import routing
+from verify.onpolicy.causes.dropout import values_of
 from verify.onpolicy.causes.ranking import diagnose
 from verify.onpolicy.causes.table import Cause, Evidence
 from verify.onpolicy.causes.weights import problem
@@ -80,9 +83,11 @@ def analyse_dumps(
     """The same of dumps that are in memory. Raises nothing."""
     progress("aligning")
     pairs = pair(trainer, rollout)
+    evidence = evidence or Evidence()
+    pairs = replace(pairs, notes=(*pairs.notes, *_rescored(pairs, evidence)))
     numbers = measure(pairs)
     progress("looking for causes")
-    causes = diagnose(pairs, numbers, evidence or Evidence())
+    causes = diagnose(pairs, numbers, evidence)
     routes = routing.check(pairs)
     return Analysis(
         _named(trainer),
@@ -120,6 +125,21 @@ def evidence_from(
         trainer_again=None if trainer_again is None else read_dump(trainer_again, TRAINER, read_as),
         steps=dumps or None,
     )
+
+
+def _rescored(pairs: Pairs, evidence: Evidence) -> Iterator[str]:
+    """A note for each further scoring that does not hold all of these tokens."""
+    scorings = {f"version {name}": dump for name, dump in (evidence.steps or {}).items()}
+    if evidence.trainer_again is not None:
+        scorings["the trainer's second scoring"] = evidence.trainer_again
+    for name, dump in scorings.items():
+        held = int(np.isfinite(values_of(pairs, dump)[pairs.scored]).sum())
+        scored = int(np.count_nonzero(pairs.scored))
+        if held < scored:
+            yield (
+                f"{name} has values of {held:,} of {scored:,} tokens: its samples are found by id, "
+                "and must have the same token ids"
+            )
 
 
 def _named(dump: Dump) -> tuple[str, str]:

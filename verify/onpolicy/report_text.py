@@ -127,7 +127,7 @@ def _causes(causes: Sequence[Cause]) -> Iterator[str]:
         yield f"  to do: {clipped(one.remedy, 2 * _LONGEST)}"
     more = len(causes) - _SHOWN
     if more > 0:
-        yield f"and {number(more, 'cause')} more with less weight"
+        yield f"and {number(more, 'cause')} more"
 
 
 def _numbers(numbers: Numbers) -> Iterator[str]:

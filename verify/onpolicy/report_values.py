@@ -20,6 +20,7 @@ POINTS = 1000  # tokens that are drawn one by one; more are counted in squares
 OUTLIERS = 120  # tokens that are drawn one by one in any case
 SQUARES = 88  # on each side
 NEAR = 0.1  # log-probabilities up to here are spread evenly, and those beyond by decades
+FARTHEST = 1e300  # what is beyond is drawn there
 PER_DECADE = 4  # bars of the histogram
 SMALLEST, LARGEST = -9, 6  # decades of |d| that have bars of their own
 
@@ -59,7 +60,8 @@ class Bar:
 def squeezed(values: Any) -> Floats:
     """Log-probabilities on the axes of the scatter: nearly linear up to NEAR, then by decades."""
     given = np.asarray(values, np.float64)
-    return np.asarray(np.sign(given) * np.log10(1.0 + np.abs(given) / NEAR), np.float64)
+    size = np.minimum(np.abs(given), FARTHEST)
+    return np.asarray(np.sign(given) * np.log10(1.0 + size / NEAR), np.float64)
 
 
 def scatter(pairs: Pairs, rows: NDArray[np.int64]) -> Scatter:

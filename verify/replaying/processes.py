@@ -3,7 +3,9 @@
 What it prints goes into a file beside its recording. It is ended when no step was recorded for as
 long as is allowed, and by whatever ends the tool but SIGKILL: then nothing of it runs on, on Linux
 not even what has left its process group, as the workers of torchrun do. It refuses to change
-anything about how the script computes: environment, directory and arguments are the user's.
+anything about how the script computes: environment, directory and arguments are the user's, but
+for two variables that say where to record, and behind the user's own PYTHONPATH where this package
+is when it is not installed.
 """
 
 from __future__ import annotations

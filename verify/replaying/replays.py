@@ -62,7 +62,7 @@ class Pair:
 class Replay:
     """What replaying a script found. steps: of the whole run. stop_after: None when nothing was
     resumed. border: behind which step the resumed run went on. reasons: why it is not VERIFIED
-    though nothing differs."""
+    though nothing differs. again_args: what `again` got besides."""
 
     command: tuple[str, ...]
     verdict: Verdict
@@ -72,6 +72,7 @@ class Replay:
     pairs: tuple[Pair, ...]
     suspects: tuple[Suspect, ...]
     reasons: tuple[str, ...]
+    again_args: tuple[str, ...] = ()
 
 
 def run(options: ReplayOptions, folder: Path, progress: Progress = lambda text: None) -> Replay:
@@ -102,10 +103,15 @@ def run(options: ReplayOptions, folder: Path, progress: Progress = lambda text: 
             files=folder / "stopped" / "files",
             progress=progress,
         )
-    return judge(options.command, folder, stop_after)
+    return judge(options.command, folder, stop_after, options.again_args)
 
 
-def judge(command: tuple[str, ...], folder: Path, stop_after: int | None) -> Replay:
+def judge(
+    command: tuple[str, ...],
+    folder: Path,
+    stop_after: int | None,
+    again_args: tuple[str, ...] = (),
+) -> Replay:
     """What the recordings in a folder say, without torch. stop_after: None for `whole` and `again`.
 
     CaseError when `again` or `resumed` went on from the checkpoint of another run.
@@ -150,6 +156,7 @@ def judge(command: tuple[str, ...], folder: Path, stop_after: int | None) -> Rep
         tuple(pairs),
         tuple(suspects(whole)),
         tuple(reasons),
+        again_args,
     )
 
 

@@ -33,8 +33,6 @@ _SHAPES = {
     State.NONE: (6, 1),
 }
 
-NamedStates = tuple[str, tuple[State, ...]]
-
 
 @dataclass(frozen=True)
 class Column:

@@ -17,6 +17,7 @@ from mok.hopper.layout import BLOCK, Sizes, saved_rows
 from mok.hopper.local_group import LocalGroup, launch_local_group, open_local_group
 from mok.hopper.packing import aligned, make_results, pack
 from mok.hopper.workspace import HopperWorkspace, open_workspace, region_of
+from mok.stages import listened
 
 ORDER = ["publish", "count", "scan", "place", "enter", "forward"]
 
@@ -402,6 +403,17 @@ def test_results_hold_only_what_is_kept():
         (70, 64),
         (70, 64),
     ]
+
+
+def test_what_is_told_holds_no_memory_that_was_never_written(monkeypatch):
+    problem, empty = small_problem(), torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda t, shape: empty(t, shape).fill_(7))
+    unheard = make_results(problem, 256)
+    with listened(lambda told: None):
+        heard = make_results(problem, 256)
+    assert [bool((one.gate == 7).all()) for one in (unheard, heard)] == [True, False]
+    assert not heard.gate.any()
+    assert not heard.up.any()
 
 
 def test_a_rank_without_routed_rows_saves_its_shared_expert_all_the_same(fakes):

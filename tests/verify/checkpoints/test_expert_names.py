@@ -27,6 +27,7 @@ from verify.checkpoints.parameters import Place, box_numel, tiling_problem
         ("a.experts.gate_up_proj", (1, 7, 6), None),
         ("a.experts.down_proj", (8, 6), None),
         ("a.experts.down_proj", (), None),
+        ("a.experts.gate_up_proj", (1 << 20, 2, 2), None),  # as a broken header may say
         ("a.shared_experts.gate_proj.weight", (6, 8), None),
         ("a.mlp.gate_up_proj.weight", (8, 8), None),
         ("optim.a.experts.0.gate_proj.weight.exp_avg", (6, 8), None),

@@ -209,3 +209,10 @@ def test_layers_are_as_high_as_their_share():
     assert drawn_layers(()) is None
     many = [LayerFlips(at, 10, at % 3, 0.9, None, None) for at in range(400)]
     assert drawn_layers(many).width <= 1140
+
+
+def test_values_near_the_end_of_float64_have_a_place_on_the_axes():
+    ends = squeezed([-1.7e308, 0.0, 1.7e308])
+    assert np.isfinite(ends).all()
+    assert ends[1] == 0.0
+    assert ends[0] == -ends[2] < squeezed(-1e290)

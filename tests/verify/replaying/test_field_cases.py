@@ -11,7 +11,7 @@ from trace_toy import header, write_step
 
 import verify
 from verify.reasons import Verdict
-from verify.replaying import reporting
+from verify.replaying import replay_report
 from verify.replaying.findings import Kind
 from verify.replaying.orders import BEFORE, Orders
 from verify.replaying.replays import judge
@@ -46,7 +46,7 @@ def test_bug_09_a_validation_takes_random_numbers(tmp_path: Path, twin: bool) ->
         with ordered(tmp_path / name, Orders("", states=True)):
             train(evaluates)
     found = judge(("train.py",), tmp_path, None)
-    shown = reporting.text(found)
+    shown = replay_report.text(found)
     if twin:
         assert found.verdict is Verdict.VERIFIED, shown
         return
@@ -113,6 +113,8 @@ SAME = [str(batch) for _ in range(3) for batch in range(4)]
         ([EPOCHS, EPOCHS], ["a", "b"], [Suspicion.SAME_DATA, Suspicion.SAME_DATA]),
         ([EPOCHS, [f"r {one}" for one in EPOCHS]], ["a", "b"], []),
         ([["x"] * 12], ["a"], []),  # one batch all along is a choice
+        # The probe, and not the input, which may be a mask of ones.
+        ([["x"] * 12, ["x"] * 12], ["a", "b"], [Suspicion.SAME_DATA]),
     ],
 )
 def test_bug_11_too_equal(
@@ -126,7 +128,8 @@ def test_bug_11_too_equal(
     found = judge(("train.py",), tmp_path, None)
     assert found.verdict is Verdict.VERIFIED  # it reproduces, and that is what is wrong with it
     assert [one.kind for one in found.suspects] == expected
-    shown = [line for line in reporting.text(found).splitlines() if line.startswith("suspect: ")]
+    lines = replay_report.text(found).splitlines()
+    shown = [line for line in lines if line.startswith("suspect: ")]
     assert [line.split()[1] for line in shown] == [f"{one}:" for one in expected]
     if Suspicion.SAME_ORDER in expected:
         assert "probe batch of steps 0-3 comes again in the same order every 4 steps" in shown[0]

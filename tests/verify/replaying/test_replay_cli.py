@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from replayed_scripts import FAULT, RECORDS, WHOLE
 
 from verify.cli import main
-from verify.replaying import reporting
+from verify.replaying import replay_report
 from verify.replaying.processes import command_of
 
 TRAINS = """
@@ -57,7 +57,7 @@ def test_a_real_script_whose_resume_forgets_its_generator(tmp_path: Path) -> Non
     )
     assert shown.exit_code == 1, shown.output
     document = json.loads(shown.stdout)
-    jsonschema.validate(document, reporting.schema())
+    jsonschema.validate(document, replay_report.schema())
     assert document["verdict"] == "MISMATCH"
     assert document["command"] == [*command_of((str(script),)), "{run}/last.pt"]
     assert (document["steps"], document["stop_after"], document["resumed_at"]) == (6, 3, 3)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
 from replayed_toys import STOP, Training, ordered, replayed
+from trace_toy import header, write_step
 
 from verify.errors import CaseError
 from verify.reasons import Verdict
-from verify.replaying import reporting
+from verify.replaying import replay_report
 from verify.replaying.borders import States, border_of
 from verify.replaying.findings import REMEDIES, Kind
-from verify.replaying.orders import Orders
+from verify.replaying.orders import BEFORE, Orders
 from verify.replaying.replays import Replay, judge
 from verify.tracing.divergence import diff
 from verify.tracing.files import TraceWriter, read_folder
@@ -26,8 +28,8 @@ COMMAND = ("python", "train.py")
 
 def judged(folder: Path) -> Replay:
     found = judge(COMMAND, folder, STOP)
-    document = reporting.to_json(found)
-    jsonschema.validate(document, reporting.schema())
+    document = replay_report.to_json(found)
+    jsonschema.validate(document, replay_report.schema())
     json.dumps(document, allow_nan=False)
     return found
 
@@ -55,11 +57,11 @@ def resumed(clean: Path, folder: Path, fault: str) -> Path:
 
 def test_a_good_resume_is_verified(clean: Path) -> None:
     found = judged(clean)
-    assert found.verdict is Verdict.VERIFIED, reporting.text(found)
+    assert found.verdict is Verdict.VERIFIED, replay_report.text(found)
     assert (found.steps, found.stop_after, found.border.step) == (8, 5, 3)
     assert [pair.verdict for pair in found.pairs] == [Verdict.VERIFIED] * 3
     assert all(pair.diff.compared > 100 for pair in found.pairs)
-    shown = reporting.text(found).splitlines()
+    shown = replay_report.text(found).splitlines()
     assert shown[0] == (
         "verdict=VERIFIED 3 pairs of runs equal; 8 steps, stopped after 5, resumed at step 4"
     )
@@ -90,7 +92,7 @@ def test_a_broken_resume_is_named(
     clean: Path, tmp_path: Path, fault: str, expected: list[Kind], says: str
 ) -> None:
     found = judged(resumed(clean, tmp_path, fault))
-    shown = reporting.text(found)
+    shown = replay_report.text(found)
     assert found.verdict is Verdict.MISMATCH
     assert kinds(found)[: len(expected)] == expected, shown
     assert re.search(says, shown), shown
@@ -156,7 +158,7 @@ def test_loading_behind_the_first_event_is_told(clean: Path, tmp_path: Path) -> 
 
 def test_a_difference_of_fresh_runs_is_not_blamed_on_the_resume(tmp_path: Path) -> None:
     found = judged(replayed(tmp_path, "generator", again="leak"))
-    shown = reporting.text(found, "kept")
+    shown = replay_report.text(found, "kept")
     assert [pair.verdict for pair in found.pairs] == [
         Verdict.MISMATCH,
         Verdict.VERIFIED,
@@ -178,3 +180,64 @@ def test_borders_are_found_by_state(clean: Path) -> None:
     assert settings
     assert border_of({0: states}, {0: settings}, 2).step == 2  # of equals the expected one
     assert not border_of({0: states}, {0: settings}, 2).whole
+
+
+def by_hand(
+    folder: Path, first: int = 0, *, noise: str = "r", data: str = "", moments: bool = True
+) -> None:
+    """A run whose data are drawn from its generator, or are `data`. moments: whether its optimizer
+    is there before the recording."""
+    writer = TraceWriter(folder, header())
+    write_step(writer, -1, [("w", "parameter", "", f"w {first}"), ("g", "rng", "", f"{noise} 0")])
+    for step in range(first, 4):
+        entries = [
+            ("parameter w", "probe", BEFORE, f"w {step}"),
+            *[("optimizer w", "probe", f"exp_avg {BEFORE}", f"m {step}")] * moments,
+            ("g", "rng", BEFORE, f"{noise} {step}"),
+            ("batch", "probe", "", data or f"drawn {noise} {step}"),
+            ("", "input", "0", f"x {step}"),
+            ("", "output", "0", f"y {step}"),
+            ("w", "parameter", "", f"w {step + 1}"),
+            ("w", "optimizer", "exp_avg", f"m {step + 1}"),
+            ("g", "rng", "", f"{noise} {step + 1}"),
+        ]
+        write_step(writer, step - first, entries)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("noise", "data", "expected"),
+    [
+        ("lost", "", [Kind.GENERATORS]),  # which may have drawn them
+        ("r", "other", [Kind.DATA]),
+        ("r", "", []),
+    ],
+)
+def test_data_that_a_lost_generator_may_have_drawn_are_not_spoken_of(
+    tmp_path: Path, noise: str, data: str, expected: list[Kind]
+) -> None:
+    for name in ("whole", "again", "stopped"):
+        by_hand(tmp_path / name)
+    by_hand(tmp_path / "resumed", 2, noise=noise, data=data)
+    found = judge(COMMAND, tmp_path, 3)
+    assert kinds(found) == expected
+    if expected == [Kind.DATA]:
+        assert "data that the whole run never read" in found.pairs[-1].findings[0].what
+
+
+def test_an_optimizer_that_is_made_inside_is_not_called_lost(tmp_path: Path) -> None:
+    for name in ("whole", "again", "stopped"):
+        by_hand(tmp_path / name)
+    by_hand(tmp_path / "resumed", 2, moments=False)
+    assert kinds(judge(COMMAND, tmp_path, 3)) == []
+
+
+def test_what_made_each_run_is_suggested_for_an_explanation(clean: Path) -> None:
+    found = judge((*COMMAND, "{run}"), clean, None, ("--log", "a b"))
+    parted = replace(found.pairs[0], verdict=Verdict.MISMATCH)
+    shown = replay_report.text(replace(found, verdict=Verdict.MISMATCH, pairs=(parted,)), "kept")
+    words = shlex.split(next(line for line in shown.splitlines() if "explain" in line))
+    assert words[-4:] == [
+        *("--a", "python train.py '{run}'"),
+        *("--b", "python train.py '{run}' --log 'a b'"),
+    ]

@@ -14,7 +14,7 @@ from torch import nn
 import verify
 from verify.errors import CaseError
 from verify.reasons import Verdict
-from verify.replaying import reporting
+from verify.replaying import replay_report
 from verify.replaying.findings import Kind
 from verify.replaying.orders import Orders
 from verify.replaying.replays import Replay, judge
@@ -107,11 +107,11 @@ def replayed(folder: Path, habits: str) -> Replay:
 )
 def test_a_right_resume_is_verified(tmp_path: Path, habits: str) -> None:
     found = replayed(tmp_path, habits)
-    assert found.verdict is Verdict.VERIFIED, reporting.text(found)
+    assert found.verdict is Verdict.VERIFIED, replay_report.text(found)
     assert found.border is not None
     assert found.border.step > START
     inside = "inside of" if found.border.part else "at"
-    assert f"resumed {inside} step {found.border.step + 1}\n" in reporting.text(found)
+    assert f"resumed {inside} step {found.border.step + 1}\n" in replay_report.text(found)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_right_resume_is_verified(tmp_path: Path, habits: str) -> None:
 def test_a_broken_one_is_named(tmp_path: Path, habits: str, kind: Kind) -> None:
     found = replayed(tmp_path, habits)
     assert found.verdict is Verdict.MISMATCH
-    assert found.pairs[-1].findings[0].kind is kind, reporting.text(found)
+    assert found.pairs[-1].findings[0].kind is kind, replay_report.text(found)
     assert not found.reasons  # nothing of it is without a partner
 
 

@@ -97,6 +97,17 @@ class Evaluated(Two):
         return self.second(out)
 
 
+class Shadowed(Two):
+    """The other layer sees the input without gradients when the first one's node is the last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        routes = self.first.route(x)
+        out = self.first.moe(x, *routes)
+        with torch.no_grad():
+            self.second.moe(x, *routes)
+        return self.second(out)
+
+
 class Checkpointed(Two):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in (self.first, self.second):
@@ -153,7 +164,7 @@ def test_a_fault_outside_of_the_layer_is_not_blamed_on_a_stage(
     assert "mok's layer" not in words(diff(right, record(tmp_path / "run")))
 
 
-@pytest.mark.parametrize("model", [Two, Beside, Moved, Evaluated, Checkpointed])
+@pytest.mark.parametrize("model", [Two, Beside, Moved, Evaluated, Shadowed, Checkpointed])
 @pytest.mark.parametrize("tokens", [0, 6])
 def test_a_gradient_is_told_of_the_layer_that_it_is_of(
     model: type[Two], tokens: int, tmp_path: Path

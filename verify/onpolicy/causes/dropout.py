@@ -92,6 +92,9 @@ def values_of(pairs: Pairs, again: Dump) -> Floats:
             series = other.series[TRAINER]
         if series is None or len(series.values) != one.stop - one.start:
             continue
+        ids = other.tokens if other is not None else None
+        if ids is not None and one.tokens is not None and not np.array_equal(ids, one.tokens):
+            continue
         found[one.start : one.stop] = np.where(series.absent, np.nan, series.values)
     return found
 

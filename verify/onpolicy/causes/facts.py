@@ -22,6 +22,9 @@ from verify.onpolicy.samples import SAMPLING
 CAP = 50.0
 """Nats: what one token can count for. Placeholders such as -9999 would outweigh all else."""
 
+NEARLY = 1e-3
+"""Nats: twice what rounding to three decimals gives."""
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Rows = NDArray[np.int64]
@@ -218,7 +221,14 @@ class Facts:
     @cached_property
     def middle(self) -> Floats:
         """float64 [n]: mean of both sides, by which tokens are sorted without favouring either."""
-        return (self.trainer + self.rollout) / 2.0
+        return self.trainer / 2.0 + self.rollout / 2.0
+
+    @cached_property
+    def rounded(self) -> Flags:
+        """bool [n]: exactly 0.0 on one side and nearly on the other. No value is above 0, so there
+        rounding decides the sign of d, not a law.
+        """
+        return ((self.trainer == 0.0) | (self.rollout == 0.0)) & (self.size < NEARLY)
 
     @cached_property
     def doubt(self) -> Floats:
@@ -229,6 +239,12 @@ class Facts:
     def counts(self) -> NDArray[np.int64]:
         """int64 [samples]: tokens under test of each sample."""
         return np.bincount(self.sample, minlength=len(self.pairs.samples)).astype(np.int64)
+
+    @cached_property
+    def sums(self) -> Floats:
+        """float64 [samples]: sum of |d| of each sample."""
+        sums = np.bincount(self.sample, weights=self.size, minlength=len(self.pairs.samples))
+        return np.asarray(sums, dtype=np.float64)
 
     @cached_property
     def means(self) -> Floats:

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from verify.onpolicy.causes.facts import Facts, Finding
-from verify.onpolicy.causes.statistics import ALPHA, binomial_tail, normal_tail, ranks
+from verify.onpolicy.causes.statistics import ALPHA, binomial_tail, normal_tail, ranks, times
 from verify.onpolicy.causes.table import cause
 from verify.onpolicy.routing import RoutingCheck
 
@@ -58,8 +58,7 @@ def detect(facts: Facts, routing: RoutingCheck | None) -> Finding | None:
             _rank_test(loudness, flipped, known), _among_loudest(loudness, flipped, known)
         )
         said.append(
-            f"their |d| for their entropy is {min(ratio, 1e9):.3g} times the others' "
-            f"(chance {chance:.1g})"
+            f"their |d| for their entropy is {times(ratio)} the others' (chance {chance:.1g})"
         )
     few_kept = kept < (1.0 - NEARLY_ALL) * (count + kept)
     return Finding(

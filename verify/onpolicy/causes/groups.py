@@ -23,6 +23,8 @@ BY_SAMPLE = 2e-4
 """Rate of false claims of tests that count samples: there are few, so ALPHA is out of reach."""
 BINS = 24
 FLOOR = 1e-3
+DOUBT = 1e-4
+"""1 - probability, from which on a token is in doubt."""
 OUT = 6.0
 """Spreads above the bulk from which on a sample stands out by itself."""
 
@@ -57,20 +59,22 @@ def expected(facts: Facts) -> Floats:
 
 
 def levels(facts: Facts, usual: Floats) -> Floats:
-    """float64 [samples]: log of |d| for its likelihood; NaN without a token under test."""
+    """float64 [samples]: log of |d| for its likelihood; NaN below FEWEST tokens in doubt."""
     samples = len(facts.pairs.samples)
     size = np.bincount(facts.sample, weights=facts.size, minlength=samples)
     whole = np.bincount(facts.sample, weights=usual, minlength=samples)
     with np.errstate(invalid="ignore", divide="ignore"):
         found = np.log(size / whole + FLOOR)
-    found[facts.counts == 0] = np.nan
+    found[np.bincount(facts.sample, weights=facts.doubt > DOUBT, minlength=samples) < FEWEST] = (
+        np.nan
+    )
     return np.asarray(found, dtype=np.float64)
 
 
 def typical(facts: Facts, usual: Floats) -> Floats:
     """float64 [samples]: mean log of a token's |d| for its likelihood, over tokens in doubt."""
     samples = len(facts.pairs.samples)
-    doubtful = facts.doubt > 1e-4
+    doubtful = facts.doubt > DOUBT
     if not doubtful.any():
         return np.full(samples, np.nan)
     ratio = np.log(facts.size[doubtful] / usual[doubtful] + FLOOR)
@@ -101,11 +105,11 @@ def contrast(facts: Facts, members: Flags, both: Levels | None = None) -> Contra
     chance, inside, outside = min(tests)
     if inside == 0 or outside == 0:
         return Contrast(1.0, 1.0, 0.0, inside, outside)
-    rows = members[facts.sample]
-    mine, theirs = facts.size[rows], facts.size[~rows]
-    usual = float(theirs.mean()) if len(theirs) else 0.0
-    mean = float(mine.mean()) if len(mine) else 0.0
-    excess = max(0.0, mean - usual) * len(mine) / facts.total if facts.total > 0.0 else 0.0
+    # sums of samples, since hundreds of places are tried
+    count, rest = int(facts.counts[members].sum()), int(facts.counts[~members].sum())
+    usual = float(facts.sums[~members].sum()) / rest if rest else 0.0
+    mean = float(facts.sums[members].sum()) / count if count else 0.0
+    excess = max(0.0, mean - usual) * count / facts.total if facts.total > 0.0 else 0.0
     return Contrast(
         ratio=mean / usual if usual > 0.0 else math.inf,
         chance=min(1.0, 2.0 * chance),

@@ -10,13 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from verify.onpolicy.causes import places
-from verify.onpolicy.causes.facts import Facts, Finding, Flags, Floats, names
+from verify.onpolicy.causes.facts import CAP, Facts, Finding, Flags, Floats, names
 from verify.onpolicy.causes.groups import outstanding
 from verify.onpolicy.causes.statistics import ALPHA, correlation, normal_tail, ranks
 from verify.onpolicy.causes.table import cause
 
 FEWEST = 5
 REPAIRED = 0.1
+NEAREST = 0.01
+"""Of the distance to its own list: what is nearer counts as no nearer, since values repeat."""
+LOOKED = 512
+"""Tokens of a list that are compared with other lists, evenly spaced."""
 FALLS = 1.5
 DOWN = 0.2
 MOST_SAMPLES = 20_000
@@ -57,7 +61,12 @@ def _exchanged(facts: Facts) -> Finding | None:
 
 
 def exchanged(facts: Facts) -> dict[int, int]:
-    """For samples that differ: whose rollout values their trainer values are, if anybody's."""
+    """For samples that differ: whose rollout values their trainer values are, if anybody's.
+
+    An unrelated list comes q times as near by a chance of about q for each token that carries the
+    distance, so short lists, or lists of certain tokens with an open one, are exchanged with
+    nobody. The chance counts all lists that were tried.
+    """
     pairs = facts.pairs
     mean = facts.means
     loud = np.flatnonzero(np.nan_to_num(mean) > 0.0)
@@ -68,21 +77,34 @@ def exchanged(facts: Facts) -> dict[int, int]:
         one = pairs.samples[index]
         if one.stop - one.start >= FEWEST:
             lengths.setdefault(one.stop - one.start, []).append(int(index))
+    groups = {length: group for length, group in lengths.items() if 2 <= len(group) <= 256}
+    tried = sum(len(group) * (len(group) - 1) for group in groups.values())
     found: dict[int, int] = {}
-    for group in lengths.values():
-        if not 2 <= len(group) <= 256:
-            continue
-        t = np.stack([pairs.trainer[pairs.samples[i].start : pairs.samples[i].stop] for i in group])
-        r = np.stack([pairs.rollout[pairs.samples[i].start : pairs.samples[i].stop] for i in group])
+    for length, group in groups.items():
+        spans = [slice(pairs.samples[i].start, pairs.samples[i].stop) for i in group]
+        step = -(-length // LOOKED)
+        t = np.stack([pairs.trainer[span][::step] for span in spans])
+        r = np.stack([pairs.rollout[span][::step] for span in spans])
         for place, number in enumerate(group):
-            with np.errstate(invalid="ignore"):
-                distance = np.nanmean(np.minimum(np.abs(t[place] - r), 50.0), axis=1)
-            if not np.isfinite(distance).any():
+            with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+                apart = np.minimum(np.abs(t[place] - r), CAP)
+                known = np.isfinite(apart)
+                distance = np.where(known, apart, 0.0).sum(axis=1) / known.sum(axis=1)
+            if not np.isfinite(distance[place]):
                 continue
             best = int(np.nanargmin(distance))
-            if best != place and distance[best] < REPAIRED * distance[place]:
+            if best == place or distance[best] >= REPAIRED * distance[place]:
+                continue
+            nearer = max(NEAREST, float(distance[best] / distance[place]))
+            if tried * nearer ** _carrying(apart[place][known[place]]) < ALPHA:
                 found[number] = group[best]
     return found
+
+
+def _carrying(sizes: Floats) -> float:
+    """How many tokens carry a sum: as many as would with equal shares (1 to n)."""
+    square = float(sizes @ sizes)
+    return float(sizes.sum()) ** 2 / square if square > 0.0 else 0.0
 
 
 def _behind_another(facts: Facts) -> Finding | None:

@@ -9,6 +9,7 @@ that of their weights, with what could not be scored at all in front.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -159,7 +160,7 @@ def _beside(one: Finding, first: Finding) -> Finding:
     if not one.cause.claimed or one.cause.weight >= 0.5 * first.cause.weight:
         return one
     against = (*one.cause.against, f"{first.cause.name} explains more of the same signs")
-    return Finding(Cause(**{**vars(one.cause), "claimed": False, "against": against}), one.explains)
+    return replace(one, cause=replace(one.cause, claimed=False, against=against))
 
 
 def _rest(facts: Facts, seen: Finding) -> Facts:
@@ -173,7 +174,7 @@ def _of(seen: Finding, facts: Facts, whole: float) -> Cause:
 
 
 def _scaled(one: Cause, factor: float) -> Cause:
-    return Cause(**{**vars(one), "weight": min(1.0, max(0.0, one.weight * factor))})
+    return replace(one, weight=min(1.0, max(0.0, one.weight * factor)))
 
 
 def _merged(found: list[Cause]) -> list[Cause]:

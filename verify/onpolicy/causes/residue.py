@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from verify.onpolicy.causes.dropout import repeated
-from verify.onpolicy.causes.facts import Facts, names
+from verify.onpolicy.causes.facts import CAP, Facts, names
 from verify.onpolicy.causes.groups import outstanding
 from verify.onpolicy.causes.laws import few_carry_all, mass
 from verify.onpolicy.causes.statistics import errors, quantile
@@ -17,11 +17,14 @@ from verify.onpolicy.samples import ROLLOUT, TRAINER
 
 SMALL = 2.0**-6
 """Median |d| for its entropy: what rounding logits up to 16 to bfloat16 gives (half of 2^-5)."""
+ROUNDED = 2.0**-20
+"""|d| that rounding logits up to 16 to float32 gives any token, one that is certain too."""
 WIDEST = 0.2
 """99 percent of |d| that such a model stays below."""
 GROSS = 1.0
 _ALIKE = "other weights or a random operation of this size"
-FLAT = 1e-4
+TELLING = 8
+"""Different values that another logarithm needs: one loud token is a multiple of any other."""
 
 
 def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
@@ -36,11 +39,13 @@ def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
     if base is not None:
         return [base]
     away = outstanding(facts)
-    size = float(facts.size.sum() / facts.doubt.sum())
-    middle = float(np.median(facts.size / np.maximum(facts.doubt, 1e-6)))
+    beyond = np.where(facts.rounded, 0.0, np.maximum(0.0, facts.size - ROUNDED))
+    size = float(beyond.sum() / facts.doubt.sum())
+    middle = float(np.median(beyond / np.maximum(facts.doubt, 1e-6)))
     wide = quantile(facts.size, 0.99)
     gap = mass(facts)
-    biased = abs(gap.z) > 4.0 and gap.net > 0.2
+    signed = mass(facts.without(facts.rounded))
+    biased = abs(signed.z) > 4.0 and signed.net > 0.2
     uneven = few_carry_all(facts)
     again = facts.kept.get("repeated") if "repeated" in facts.kept else repeated(facts)
     fixed = again is not None and again.differing == 0
@@ -58,7 +63,8 @@ def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
     small = middle <= SMALL and wide <= WIDEST and not biased and not fixed
     strange = []
     if away.any():
-        strange.append(f"{names(facts, np.flatnonzero(away))} stand out, by nothing recorded")
+        stand = "stands" if away.sum() == 1 else "stand"
+        strange.append(f"{names(facts, np.flatnonzero(away))} {stand} out, by nothing recorded")
     if size > GROSS:
         strange.append("far more than another order of sums gives")
     if biased:
@@ -99,11 +105,11 @@ def detect(facts: Facts, suspected: Sequence[str] = ()) -> list[Cause]:
 def other_logarithm(facts: Facts) -> Cause | None:
     """One side is a constant multiple of the other, such as logarithms to another base."""
     t, r = facts.trainer, facts.rollout
-    square = float(r @ r)
-    if square <= 0.0 or len(facts) < 8:
+    telling = (r < -1e-3) & (r > -CAP)  # what is nearly certain is a multiple of anything
+    if len(np.unique(r[telling])) < TELLING:
         return None
-    ratio = float(np.median(t[r < -1e-3] / r[r < -1e-3])) if (r < -1e-3).any() else 1.0
-    left = np.abs(t - ratio * r)
+    ratio = float(np.median(t[telling] / r[telling]))
+    left = np.minimum(np.abs(t / CAP - ratio * (r / CAP)), 1.0) * CAP
     if abs(ratio - 1.0) < 0.02 or float(left.mean()) > 0.1 * float(facts.size.mean()):
         return None
     shown = {math.log(2): "bits", math.log(10): "decimal logarithms"}

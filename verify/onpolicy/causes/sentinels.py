@@ -29,13 +29,16 @@ LEAST = 0.05
 
 @dataclass(frozen=True, eq=False)
 class Atom:
-    """One constant of one side. rows: bool over the facts' rows."""
+    """One constant of one side. rows: bool over the facts' rows.
+
+    usual: what 95 % of |d| of the values next to it are within, None without such values.
+    """
 
     side: str
     value: float
     rows: Flags
     chance: float
-    usual: float
+    usual: float | None
 
 
 def detect_infinite(pairs: Pairs) -> Cause | None:
@@ -175,12 +178,14 @@ def _side_by_side(facts: Facts, members: NDArray[np.intp], rows: NDArray[np.intp
 
 
 def _alone_in_file(facts: Facts, side: str, value: float, members: NDArray[np.intp]) -> Atom | None:
-    others = facts.trainer if side == ROLLOUT else facts.rollout
+    """A side of one value: there are no neighbours, so it must be far from the other side."""
+    out = members[facts.size[members] > LEAST]
+    others = (facts.trainer if side == ROLLOUT else facts.rollout)[out]
     if len(np.unique(others)) < 3:
         return None
     rows = np.zeros(len(facts), dtype=bool)
-    rows[members] = True
-    return Atom(side, value, rows, 0.0, 0.0)
+    rows[out] = True
+    return Atom(side, value, rows, 0.0, None)
 
 
 def detect(facts: Facts) -> Finding | None:
@@ -197,16 +202,27 @@ def detect(facts: Facts) -> Finding | None:
         said.append(
             f"{count} tokens have exactly {atom.value:g} on the {atom.side} side where the other "
             f"says {others.min():.3g} to {others.max():.3g} (mean |d| "
-            f"{facts.size[atom.rows].mean():.3g}); of the values next to it 95 % are within "
-            f"{atom.usual:.3g}"
+            f"{facts.size[atom.rows].mean():.3g}); "
+            + (
+                "that side has no other value"
+                if atom.usual is None
+                else f"of the values next to it 95 % are within {atom.usual:.3g}"
+            )
         )
     said += places(facts, rows)
     concerned = np.unique(facts.sample[rows])
+    sides = {atom.side for atom in found if atom.value == 0.0}
     honest = sum(
-        int(np.count_nonzero((facts.rollout == 0.0) & ~rows)) for atom in found if atom.value == 0.0
+        int(
+            np.count_nonzero(((facts.rollout if side == ROLLOUT else facts.trainer) == 0.0) & ~rows)
+        )
+        for side in sides
     )
     against = (
-        (f"{honest} further exact zeros agree with the other side: certain tokens, not counted",)
+        (
+            f"{honest} further exact zeros are as near the other side as values next to them: "
+            "certain tokens, not counted",
+        )
         if honest
         else ()
     )

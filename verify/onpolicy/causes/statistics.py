@@ -1,19 +1,23 @@
-"""Tests that hold without assuming a shape of the noise, with the error rate that detectors state.
+"""Tails of tests, which detectors compare with the rate of false claims that they allow themselves.
 
-Every tail is an upper bound (Chernoff) or an exact permutation count, so a detector that claims at
-ALPHA is wrong on honest data at most that often, for the null hypothesis that it names.
+`binomial_tail` is an upper bound (Chernoff), so what is counted holds for noise of any shape.
+`normal_tail` and `student_tail` are approximations for sums of ranks and for levels of samples:
+with few samples whose levels have a heavy tail they are exceeded more often than they say. Each
+chance is that of the null hypothesis which the detector names.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 ALPHA = 1e-5
-"""What each detector allows itself as the rate of false claims, all its own choices included."""
+"""What a detector that counts tokens allows itself as the rate of false claims."""
+
+MOST = 1000
+"""Values that are permuted."""
 
 Floats = NDArray[np.float64]
 
@@ -56,25 +60,6 @@ def student_tail(t: float, freedom: float) -> float:
     return normal_tail(max(0.0, z))
 
 
-def mean_z(values: Floats, groups: NDArray[np.integer[Any]] | None = None) -> tuple[float, float]:
-    """Mean and its z-score; values of one group may depend on each other, groups do not.
-
-    Without groups every value stands for itself. The score is 0.0 where there is no spread.
-    """
-    count = len(values)
-    if count < 2:
-        return (float(values[0]) if count else 0.0), 0.0
-    mean = float(values.mean())
-    centred = values - mean
-    if groups is None:
-        variance = float(centred @ centred)
-    else:
-        sums = np.bincount(groups, weights=centred)
-        variance = float(sums @ sums)
-    error = math.sqrt(variance) / count
-    return mean, (mean / error if error > 0.0 else 0.0)
-
-
 def ranks(values: Floats) -> Floats:
     """Ranks from 1, the mean rank for equal values."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -94,7 +79,8 @@ def correlation(x: Floats, y: Floats) -> float:
 def permutation_tail(x: Floats, y: Floats, draws: int = 2000, seed: int = 0) -> float:
     """One-sided p-value of Spearman's correlation of x and y being positive.
 
-    Normal approximation for the far tail beyond what `draws` permutations resolve.
+    Student's approximation for the far tail beyond what `draws` permutations resolve, and for more
+    than MOST values, where permutations take seconds and say the same.
     """
     a, b = ranks(x), ranks(y)
     seen = correlation(a, b)
@@ -102,7 +88,7 @@ def permutation_tail(x: Floats, y: Floats, draws: int = 2000, seed: int = 0) -> 
         return 1.0
     t = seen * math.sqrt((len(x) - 2) / max(1e-12, 1.0 - seen * seen))
     approximate = student_tail(t, len(x) - 2)
-    if approximate < 0.01 and len(x) >= 10:
+    if len(x) > MOST or (approximate < 0.01 and len(x) >= 10):
         return approximate
     generator = np.random.default_rng(seed)
     drawn = np.array([correlation(a, generator.permutation(b)) for _ in range(draws)])
@@ -114,6 +100,11 @@ def errors(z: float) -> str:
     if abs(z) > 100.0:
         return "more than 100 standard errors"
     return f"{z:.1f} standard errors"
+
+
+def times(ratio: float) -> str:
+    """`2.5 times`; beyond 1e9, as where the others agree exactly, how many says nothing more."""
+    return "more than 1e9 times" if ratio > 1e9 else f"{ratio:.3g} times"
 
 
 def quantile(values: Floats, share: float) -> float:

@@ -141,7 +141,7 @@ def describe(facts: Facts, rollout_lacks: bool) -> Missing:
     vocabulary = vocabulary_of(facts)
     real = x > LEAST_MASS
     alone = int(np.count_nonzero((cut == 0.0) & real))
-    room = np.log(vocabulary) + full
+    room = math.log(vocabulary) + full
     beyond = int(np.count_nonzero(real & (np.log(np.maximum(x, 1e-300)) > room + 0.1)))
     tokens, uneven = _chosen_among(x, cut)
     certain = (cut > -0.05) & (cut < -1e-4)

@@ -44,11 +44,14 @@ def detect(facts: Facts) -> Finding | None:
         if min(abs(gap.z) for gap in gaps) < 3.0:
             chance = min(1.0, len(CUTS) * 2 * likely.surprise)
     ratio, residual, how = fit(facts)
+    fitted = {"likely": likely.purity, "unlikely": unlikely.purity}
     said = [
         f"of {likely.count} tokens more likely than 1/2 |d| leans {likely.purity:+.0%}, of "
         f"{unlikely.count} less likely than e^{cut:g} {unlikely.purity:+.0%}: opposite signs "
         f"(chance {chance:.1g})",
-        f"T of the rollout / T of the trainer is about {ratio:.3g} ({how}"
+        "T of the rollout / T of the trainer "
+        + (f"is about {ratio:.3g}" if ratio is not None else "could not be fitted")
+        + f" ({how}"
         + (f", residual {residual:.1g})" if residual is not None else ")"),
     ]
     declared, recorded, against = _recorded(facts, ratio)
@@ -58,7 +61,7 @@ def detect(facts: Facts) -> Finding | None:
             weight=law.support,
             claimed=chance < ALPHA and pure and law.support >= 0.15,
             chance=chance,
-            fitted={"ratio": ratio, "likely": likely.purity, "unlikely": unlikely.purity},
+            fitted=fitted if ratio is None else {"ratio": ratio, **fitted},
             for_=(*declared, *said, *recorded),
             against=against,
         )
@@ -66,11 +69,11 @@ def detect(facts: Facts) -> Finding | None:
 
 
 def _recorded(
-    facts: Facts, ratio: float
+    facts: Facts, ratio: float | None
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """What is said of temperatures: that the sides disagree, what fits, and what speaks against.
 
-    ratio: of the rollout's to the trainer's, from the values.
+    ratio: of the rollout's to the trainer's, from the values, None where it is not known.
     """
     sampled, scored = temperatures(facts)
     ours = f"temperature {shown(sampled)}"
@@ -82,7 +85,7 @@ def _recorded(
         if len(sampled) == len(scored) == 1 and scored[0] > 0.0:
             stated = sampled[0] / scored[0]
             said += f", by a ratio of {stated:.3g}"
-            if (stated - 1.0) * (ratio - 1.0) < 0.0:
+            if ratio is not None and (stated - 1.0) * (ratio - 1.0) < 0.0:
                 return (), (), (f"{said}, and the values disagree the other way",)
         return (said,), (), ()
     if any(abs(one - 1.0) > 1e-6 for one in sampled):
@@ -97,9 +100,9 @@ def _recorded(
 
 def best_split(facts: Facts) -> tuple[Split, int, float] | None:
     """The split with the largest support: law, sign of a - 1, and where unlikely begins."""
-    likely = facts.middle > CERTAIN
+    likely = (facts.middle > CERTAIN) & ~facts.rounded
     best: tuple[Split, int, float] | None = None
-    order = np.sort(facts.middle[~likely])
+    order = np.sort(facts.middle[facts.middle <= CERTAIN])
     for cut in CUTS:
         if np.searchsorted(order, cut) < 4:
             continue
@@ -111,8 +114,8 @@ def best_split(facts: Facts) -> tuple[Split, int, float] | None:
     return best
 
 
-def fit(facts: Facts) -> tuple[float, float | None, str]:
-    """a = T of the rollout / T of the trainer; residual and method.
+def fit(facts: Facts) -> tuple[float | None, float | None, str]:
+    """a = T of the rollout / T of the trainer, None where no number fits; residual and method.
 
     With logits the best a is searched. Without, let w = exp(d) - 1. Over tokens that the rollout's
     distribution drew, sums of w f estimate the difference of the means of f under both models, and
@@ -126,8 +129,8 @@ def fit(facts: Facts) -> tuple[float, float | None, str]:
     signed = facts.clipped if abs(forward.z) <= abs(backward.z) else -facts.clipped
     weights = np.expm1(np.clip(signed, -CAP, 5.0))
     below = float(weights @ facts.rollout)
-    ratio = float(weights @ facts.trainer) / below if below else 1.0
-    return (ratio if 0.01 < ratio < 100.0 else 1.0), None, "from moments"
+    ratio = float(weights @ facts.trainer) / below if below else 0.0
+    return (ratio if 0.01 < ratio < 100.0 else None), None, "from moments"
 
 
 def _with_logits(facts: Facts) -> tuple[float, float | None, str] | None:

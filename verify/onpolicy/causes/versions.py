@@ -2,7 +2,7 @@
 
 - recorded versions: samples, or tokens, whose version is not the trainer's differ more;
 - steps: the mismatch begins at a step and stays (null hypothesis: levels of samples do not depend
-  on the step; all steps are tried);
+  on the step; all steps are tried, of many MOST_STEPS);
 - other steps' scorings: the rollout agrees with one of them.
 
 Versions that differ and are recorded say that the data are off-policy, which may be meant.
@@ -10,13 +10,15 @@ Versions that differ and are recorded say that the data are off-policy, which ma
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from verify.onpolicy.causes.dropout import values_of
 from verify.onpolicy.causes.facts import Facts, Finding, Flags, Floats
 from verify.onpolicy.causes.groups import BY_SAMPLE, Contrast, both_levels, contrast
-from verify.onpolicy.causes.statistics import binomial_tail
-from verify.onpolicy.causes.table import Cause, cause
+from verify.onpolicy.causes.statistics import binomial_tail, times
+from verify.onpolicy.causes.table import cause
 
 LOUDER = 1.5
 KERNELS = 1e-4
@@ -29,6 +31,8 @@ PARTIAL = (
     "correct for it by importance ratios, or set a bound"
 )
 FEWEST = 8
+MOST_STEPS = 512
+"""Steps that are tried as the first of other weights; of more, evenly spaced ones."""
 
 
 def detect(facts: Facts) -> Finding | None:
@@ -42,8 +46,7 @@ def detect(facts: Facts) -> Finding | None:
     if not more:
         return first
     whole = first.cause
-    merged = Cause(**{**vars(whole), "for_": (*whole.for_, *more)})
-    return Finding(merged, first.explains)
+    return replace(first, cause=replace(whole, for_=(*whole.for_, *more)))
 
 
 def behind(facts: Facts) -> Flags | None:
@@ -100,7 +103,7 @@ def _recorded(facts: Facts) -> Finding | None:
     if chance >= RECORDED:
         chance = min(chance, _within(facts, rows))
     said.append(
-        f"their |d| for their entropy is {min(ratio, 1e9):.3g} times that of tokens with equal "
+        f"their |d| for their entropy is {times(ratio)} that of tokens with equal "
         f"versions (chance {chance:.1g})"
     )
     excess = share * max(0.0, 1.0 - 1.0 / ratio) if ratio > 0 else 0.0
@@ -142,14 +145,15 @@ def _onset(facts: Facts) -> Finding | None:
     if len(values) < 2:
         return None
     best: tuple[Contrast, float, np.ndarray] | None = None
-    for begin in values[1:]:
+    begins = values[1 :: -(-(len(values) - 1) // MOST_STEPS)]
+    for begin in begins:
         members = known & (numbers >= begin)
         seen = contrast(facts, members, both)
         if best is None or seen.chance < best[0].chance:
             best = (seen, float(begin), members)
     assert best is not None
     seen, begin, members = best
-    chance = min(1.0, seen.chance * (len(values) - 1))
+    chance = min(1.0, seen.chance * len(begins))
     if seen.ratio < LOUDER:
         return None
     rows = members[facts.sample]

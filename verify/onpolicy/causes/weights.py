@@ -41,6 +41,9 @@ def with_weights(causes: Sequence[Cause], document: Mapping[str, Any] | None) ->
     count, differences = document["parameters"], document["differences"]
     if not differences:
         said = f"weights: {count} parameters were compared, all are equal bit for bit"
+        others = [
+            replace(one, for_=(*one.for_, said)) if one.name in LEFT_OVER else one for one in others
+        ]
         if known is None:
             return others
         return [*others, replace(known, claimed=False, against=(said, *known.against))]

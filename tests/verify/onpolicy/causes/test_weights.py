@@ -51,7 +51,10 @@ def test_other_weights_are_the_cause_of_what_looks_like_noise(drift: Pairs) -> N
 
 
 def test_equal_weights_take_the_claim_from_versions(drift: Pairs) -> None:
-    assert causes(drift, document()) == causes(drift, None)
+    equal, alone = causes(drift, document()), causes(drift, None)
+    said = "weights: 30 parameters were compared, all are equal bit for bit"
+    assert equal.keys() == alone.keys() == {"numeric-drift"}
+    assert equal["numeric-drift"].for_ == (*alone["numeric-drift"].for_, said)
     given = toy.logits(3)
     tokens = toy.drawn(toy.log_softmax(given))
     ours = toy.chosen(toy.log_softmax(given), tokens)

@@ -19,12 +19,11 @@ import verify
 from verify import UnsupportedError
 from verify.cli import main
 from verify.reasons import Verdict
-from verify.replaying import reruns, retelling
+from verify.replaying import explain_report, explaining
+from verify.replaying.explaining import Told, Try, explain_runs
 from verify.replaying.orders import Orders
 from verify.replaying.processes import Run, Script
-from verify.replaying.reruns import choose, explain_runs
 from verify.tracing import keeping
-from verify.tracing.divergence import diff
 from verify.tracing.files import read_folder
 from verify.tracing.states import _kind, _packed
 
@@ -80,7 +79,7 @@ def again(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Orders]]:
                 train(folder, waiting.pop(0))
             return read_folder(folder)
 
-        monkeypatch.setattr(reruns, "recorded", recorded)
+        monkeypatch.setattr(explaining, "recorded", recorded)
         return seen
 
     return plant
@@ -96,10 +95,10 @@ def test_a_module_is_explained(tmp_path: Path, again: Callable[..., list[Orders]
     a, b = recordings(tmp_path, {}, {"ulps": 1})
     seen = again({}, {"ulps": 2})
     found = explain_runs(a, b, SCRIPTS, tmp_path / "new")
-    shown = retelling.text(found)
+    shown = explain_report.text(found)
     lines = shown.splitlines()
     assert found.verdict is Verdict.MISMATCH
-    assert retelling.exit_code(found) == 1
+    assert explain_report.exit_code(found) == 1
     assert lines[0] == "verdict=MISMATCH they part at the same place again, in 1 try"
     assert lines[1].startswith("culprit: rank 0, step 0, forward: module 1 (Noisy) has equal")
     assert lines[2].startswith("equal again: input 0 of 1, parameter 1.linear.weight, ")
@@ -111,12 +110,13 @@ def test_a_module_is_explained(tmp_path: Path, again: Callable[..., list[Orders]
     assert [orders.stop_after for orders in seen] == [1, 1]
     assert seen[0].keep == seen[1].keep
     assert (0, 0, "1", "output", "", 0) in seen[0].keep
-    document = retelling.to_json(found, "kept")
+    document = explain_report.to_json(found, "kept")
     json.dumps(document, allow_nan=False)
     assert document["explained"]
     (event,) = document["tries"][0]["events"]
     assert list(event["difference"]["first"]) == [0, 1]
     assert all(one["equal"] for one in document["tries"][0]["inputs"])
+    assert document["tries"][0]["inputs_equal"] is True
 
 
 def test_a_rare_difference_that_comes_at_the_second_try(
@@ -125,7 +125,7 @@ def test_a_rare_difference_that_comes_at_the_second_try(
     a, b = recordings(tmp_path, {}, {"ulps": 1})
     again({}, {}, {}, {"ulps": 1})
     found = explain_runs(a, b, SCRIPTS, tmp_path / "new")
-    assert retelling.text(found).startswith(
+    assert explain_report.text(found).startswith(
         "verdict=MISMATCH they part at the same place again, in 2"
     )
     assert [one.parted for one in found.tries] == [False, True]
@@ -136,7 +136,7 @@ def test_a_setting_that_was_changed_is_hinted_at(
 ) -> None:
     a, b = recordings(tmp_path, {}, {"later": 0.2})
     again({}, {"later": 0.2})
-    shown = retelling.text(explain_runs(a, b, SCRIPTS, tmp_path / "new")).splitlines()
+    shown = explain_report.text(explain_runs(a, b, SCRIPTS, tmp_path / "new")).splitlines()
     assert ", optimizer: optimizer lr of (group 0) differs after it" in shown[1]
     assert shown[2] == "  hint: settings of the optimizer differ: lr of (group 0)"
 
@@ -147,7 +147,7 @@ def test_what_could_not_be_kept_is_not_called_unseen(
     monkeypatch.setattr(keeping, "MOST_BYTES", 16)
     a, b = recordings(tmp_path, {}, {"ulps": 1})
     again({}, {"ulps": 1})
-    shown = retelling.text(explain_runs(a, b, SCRIPTS, tmp_path / "new", tries=1)).splitlines()
+    shown = explain_report.text(explain_runs(a, b, SCRIPTS, tmp_path / "new", tries=1)).splitlines()
     assert shown[0] == "verdict=UNVERIFIED not explained: no tensors to compare in 1 try"
     assert shown[2].startswith("try 1: nothing to compare at output of 1: more than")
 
@@ -159,8 +159,8 @@ def test_what_came_in_between_two_steps(tmp_path: Path, again: Callable[..., lis
             train(tmp_path / "unused", faults)
     again({}, {"between": 1.0})
     found = explain_runs(tmp_path / "a", tmp_path / "b", SCRIPTS, tmp_path / "new", tries=1)
-    assert found.verdict is Verdict.MISMATCH, retelling.text(found)
-    assert "probe parameter 0.weight before the first event: 1 of 256" in retelling.text(found)
+    assert found.verdict is Verdict.MISMATCH, explain_report.text(found)
+    assert "probe parameter 0.weight before the first event: 1 of 256" in explain_report.text(found)
 
 
 def test_what_does_not_come_again_is_not_explained(
@@ -170,8 +170,8 @@ def test_what_does_not_come_again_is_not_explained(
     again({}, {}, {}, {"data": 0.5}, {}, {"ulps": 0})
     found = explain_runs(a, b, SCRIPTS, tmp_path / "new")
     assert found.verdict is Verdict.UNVERIFIED
-    assert retelling.exit_code(found) == 3
-    lines = retelling.text(found).splitlines()
+    assert explain_report.exit_code(found) == 3
+    lines = explain_report.text(found).splitlines()
     assert (
         lines[0] == "verdict=UNVERIFIED not explained: not seen again at the same place in 3 tries"
     )
@@ -181,7 +181,19 @@ def test_what_does_not_come_again_is_not_explained(
         "at step 0, input 0 of the model"
     )
     assert lines[4] == lines[2].replace("1:", "3:")
-    assert not retelling.to_json(found)["explained"]
+    assert not explain_report.to_json(found)["explained"]
+
+
+def test_inputs_that_were_not_compared_are_not_called_equal() -> None:
+    key = ("1", "input", "0", 0)
+    equal, lost = Told(0, key, None), Told(0, key, None, "more than 2 GiB would be kept")
+    other = Told(0, key, {"lines": []})
+
+    def said(*given: Told) -> bool | None:
+        clean = all(one.difference is None for one in given)
+        return Try(True, clean, "", (other,), given).inputs_equal
+
+    assert (said(equal), said(equal, lost), said(), said(lost, other)) == (True, None, None, False)
 
 
 @pytest.mark.parametrize(
@@ -207,48 +219,20 @@ def test_other_culprits(
     a, b = recordings(tmp_path, {}, faults)
     seen = again({}, faults)
     found = explain_runs(a, b, SCRIPTS, tmp_path / "new")
-    assert found.verdict is Verdict.MISMATCH, retelling.text(found)
+    assert found.verdict is Verdict.MISMATCH, explain_report.text(found)
     assert (0, *at) in seen[0].keep
-    shown = retelling.text(found)
+    shown = explain_report.text(found)
     if says != "gradient":
         assert says in shown
     assert seen[0].stop_after == at[0] + 1
-
-
-def test_an_optimizer_is_given_gradient_and_state(tmp_path: Path) -> None:
-    record_toy(tmp_path / "a")
-    record_toy(tmp_path / "b", [(1, "optimizer", "blocks.0.mlp")])
-    found = diff(tmp_path / "a", tmp_path / "b")
-    chosen = choose(read_folder(tmp_path / "a")[0], found)
-    name = "blocks.0.mlp.weight"
-    assert chosen.at == ((1, (name, "parameter", "", 0)),)
-    assert set(chosen.given) == {
-        (1, (name, "grad", "", 0)),
-        (0, (name, "parameter", "", 0)),
-        (0, (name, "optimizer", "exp_avg", 0)),
-    }
-
-
-def test_a_backward_is_given_the_forward_too(tmp_path: Path) -> None:
-    record_toy(tmp_path / "a")
-    record_toy(tmp_path / "b", [(1, "backward", "blocks.0.mlp")])
-    found = diff(tmp_path / "a", tmp_path / "b")
-    chosen = choose(read_folder(tmp_path / "a")[0], found)
-    name = "blocks.0.mlp"
-    assert chosen.at == ((1, (name, "grad_input", "0", 0)),)
-    assert set(chosen.given) == {
-        (1, (name, "grad_output", "0", 0)),
-        (1, (name, "input", "0", 0)),
-        (0, (f"{name}.weight", "parameter", "", 0)),
-    }
 
 
 def test_equal_runs_have_nothing_to_explain(tmp_path: Path) -> None:
     record_toy(tmp_path / "a")
     record_toy(tmp_path / "b")
     found = explain_runs(tmp_path / "a", tmp_path / "b", SCRIPTS, tmp_path)
-    assert retelling.exit_code(found) == 0
-    assert retelling.text(found).startswith("verdict=VERIFIED 0 of")
+    assert explain_report.exit_code(found) == 0
+    assert explain_report.text(found).startswith("verdict=VERIFIED 0 of")
 
 
 def test_a_sum_over_ranks_is_nobodys_tensor(tmp_path: Path) -> None:
@@ -263,7 +247,7 @@ def test_a_sum_over_ranks_is_nobodys_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0.1, float("inf"), 0, -3, 300, True, False, "a\ud800", "", None])
 def test_python_values_come_back(value: Any) -> None:
     stored = torch.frombuffer(bytearray(_packed(value) + b"x"), dtype=torch.uint8)[:-1]
-    found = reruns.python_value(stored, _kind(value))
+    found = explaining.python_value(stored, _kind(value))
     assert (found, type(found)) == (value, type(value))
 
 
@@ -272,8 +256,8 @@ def test_tiles() -> None:
         "tiles": {"shape": [3, 3], "tile": [2, 2], "counts": [[8, 1], [0, 2]]},
         "numel": 18,
     }
-    assert retelling.tile_lines(difference)[1:] == ["  #2", "  .#"]
-    assert retelling.tile_lines({}) == []
+    assert explain_report.tile_lines(difference)[1:] == ["  #2", "  .#"]
+    assert explain_report.tile_lines({}) == []
 
 
 @pytest.mark.parametrize("words", [(), ("--a", "x"), ("--b", "x"), ("--a", "x", "--b", "y", "z")])

@@ -64,14 +64,23 @@ class Told:
 
 @dataclass(frozen=True)
 class Try:
-    """Both runs once more. parted: whether the culprit's event differs again. clean: whether what
-    it was made of is equal again. said: in words. first: where they part now."""
+    """Both runs once more. parted: whether the culprit's event differs again. clean: whether
+    nothing that it was made of, as far as it could be compared, differs. said: in words."""
 
     parted: bool
     clean: bool
     said: str
     at: tuple[Told, ...]
     given: tuple[Told, ...]
+
+    @property
+    def inputs_equal(self) -> bool | None:
+        """Whether all that the culprit was made of is equal; None when that was not compared, or
+        not all of it."""
+        if not self.clean:
+            return False
+        known = bool(self.given) and not any(one.problem for one in self.given)
+        return True if known else None
 
 
 @dataclass(frozen=True)

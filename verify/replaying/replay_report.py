@@ -219,9 +219,9 @@ def _further(found: Replay, kept: str | None) -> Iterator[str]:
         if pair.verdict is not Verdict.MISMATCH:
             continue
         if pair.name == "repeat":
-            command = printable(shlex.join(found.command))
+            command = _commands(found)
             paths = " ".join(shlex.quote(f"{kept}/{name}") for name in ("whole", "again"))
-            yield f"further: verify trace explain {printable(paths)} -- {command}"
+            yield f"further: verify trace explain {printable(paths)} {command}"
         names = ("whole", _RUNS[pair.name])
         if pair.name == "resumed" and found.border is not None:
             names = (
@@ -230,3 +230,12 @@ def _further(found: Replay, kept: str | None) -> Iterator[str]:
             )
         paths = " ".join(shlex.quote(f"{kept}/{name}") for name in names)
         yield f"further: verify trace diff {printable(paths)}"
+
+
+def _commands(found: Replay) -> str:
+    """What made `whole` and `again`, as words for `verify trace explain`."""
+    one = shlex.join(found.command)
+    if not found.again_args:
+        return printable(f"-- {one}")
+    other = shlex.join((*found.command, *found.again_args))
+    return printable(f"--a {shlex.quote(one)} --b {shlex.quote(other)}")

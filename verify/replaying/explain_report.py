@@ -13,7 +13,7 @@ from verify.digests import SCHEME
 from verify.reasons import EXIT_CODES
 from verify.rendering.escaping import clipped, printable
 from verify.rendering.phrases import number
-from verify.replaying.reruns import Explanation, Told, Try
+from verify.replaying.explaining import Explanation, Told, Try
 from verify.results import tool_version
 from verify.tracing import documents, trace_text
 from verify.tracing.findings import label
@@ -42,7 +42,7 @@ def to_json(found: Explanation, kept: str | None = None) -> dict[str, Any]:
         "tries": [
             {
                 "parted": one.parted,
-                "inputs_equal": one.clean,
+                "inputs_equal": one.inputs_equal,
                 "said": one.said,
                 "events": [_event(each) for each in one.at],
                 "inputs": [_event(each) for each in one.given],
