@@ -26,6 +26,7 @@ from verify.onpolicy.numbers import Numbers, measure
 from verify.onpolicy.pairing import Pairs, pair
 from verify.onpolicy.samples import META, ROLLOUT, TRAINER, Dump
 from verify.onpolicy.verdicts import OnPolicyVerdict, judge
+from verify.rendering.escaping import clipped
 
 LARGEST_CONFIG = 1 << 26  # bytes of a JSON file with settings or weights
 
@@ -158,6 +159,10 @@ def _settings(path: Path | None) -> Mapping[str, Any] | None:
         raise InputFileError(
             f"{path}: holds {names}, and no setting of sampling; allowed are {', '.join(META)}"
         )
+    for name, value in found.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if META[name].startswith(("float", "int")) and not number and value is not None:
+            raise InputFileError(f"{path}: {name} is {clipped(repr(value), 60)}; give a number")
     return found
 
 

@@ -99,3 +99,13 @@ def test_what_verify_weights_prints_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "weights.json"
     path.write_text(json.dumps(document("w")))
     assert evidence_from(weights=path).weights == document("w")
+
+
+@pytest.mark.parametrize("value", ["0.7", [0.7], True])
+def test_a_setting_that_is_no_number_is_refused(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"temperature": value, "other": "x"}))
+    with pytest.raises(InputFileError, match=r"temperature is .*; give a number"):
+        evidence_from(run_config=path)
+    path.write_text(json.dumps({"temperature": 0.7, "top_k": None, "other": "x"}))
+    assert evidence_from(run_config=path).run_config == {"temperature": 0.7, "top_k": None}
