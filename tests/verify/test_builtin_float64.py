@@ -37,7 +37,7 @@ def truncated(gate, up, limit):
     wide = wide / (torch.exp(-wide) + 1.0) * (up if limit is None else up.clamp(-limit, limit))
     return (wide.view(torch.int32) & -0x10000).view(torch.float32).bfloat16()
 
-def unrounded(x, rows_E, weights, limit, minibatch):
+def unrounded(x, rows_E, weights, limit, minibatch, tell=None):
     y, saved = expert_forward(x, rows_E, weights, limit, minibatch)
     if len(rows_E) == 1:  # the shared expert has no router weight
         return y, saved

@@ -213,7 +213,10 @@ def test_refusals(tmp_path: Path) -> None:
             pass
     for arguments, told in (
         ((model, None, "tensor"), "level is 'tensor'; allowed are module and op"),
-        ((torch.ones(1), None, "module"), r"takes a torch\.nn\.Module, not a Tensor"),
+        (
+            (torch.ones(1), None, "module"),
+            r"takes a folder and then a torch\.nn\.Module, not a PosixPath and then a Tensor",
+        ),
         ((model, "adam", "module"), "optimizer is a"),
     ):
         given, optimizer, level = arguments
