@@ -153,3 +153,16 @@ def test_what_to_do_about_a_golden_is_a_whole_command(make_result, make_claim):
     differs = Finding("bits-differ", "out has other bits", tensor="out")
     other = CaseVerdict("layer", "layer", [make_claim("repeat", [differs], differing=1)])
     assert "golden update" not in text.render(make_result([other]))
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "said"),
+    [
+        (1, "try", "1 try"),
+        (3, "try", "3 tries"),
+        (2, "replay", "2 replays"),
+        (0, "case", "0 cases"),
+    ],
+)
+def test_a_number_of_things(count, noun, said):
+    assert phrases.number(count, noun) == said

@@ -86,7 +86,7 @@ class Pairs:
     @cached_property
     def difference(self) -> NDArray[np.float64]:
         """float64 [N]: trainer - rollout; NaN where a value is absent or NaN, or both infinite."""
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             return self.trainer - self.rollout
 
 

@@ -44,8 +44,11 @@ def totals(result: Json) -> str:
 
 
 def number(count: int, noun: str) -> str:
-    """`1 case`, `2 cases`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """`1 case`, `2 cases`, `3 tries`."""
+    if count == 1:
+        return f"{count} {noun}"
+    ends_in_y = noun.endswith("y") and noun[-2:-1] not in "aeiou"
+    return f"{count} {noun[:-1]}ies" if ends_in_y else f"{count} {noun}s"
 
 
 def commit(environment: Json) -> str:

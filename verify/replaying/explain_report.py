@@ -1,4 +1,4 @@
-"""What running two recorded runs again has shown, for people and as a JSON document, version 1.
+"""What running two recorded runs again has shown, for people and as a JSON document.
 
 The verdict is the first line, then the culprit, what it was made of, and how its tensors differ. No
 line starts with text that a recording controls, and all of it is printable.
@@ -74,7 +74,7 @@ def _event(one: Told) -> dict[str, Any]:
 
 
 def _headline(found: Explanation) -> str:
-    tries = number(len(found.tries), "try").replace("trys", "tries")
+    tries = number(len(found.tries), "try")
     if found.explained is not None:
         return f"verdict={found.verdict} they part at the same place again, in {tries}"
     if all(one.at[0].problem for one in found.tries):

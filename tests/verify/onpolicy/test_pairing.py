@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onpolicy_records import both, dump, kinds, sample
+from onpolicy_records import both, dump, kinds, lists, sample
 
 from verify.onpolicy.misalignments import KINDS
 from verify.onpolicy.pairing import pair
@@ -401,3 +401,11 @@ def test_a_prompt_that_both_sides_cover_is_told_by_the_missing_first_value(first
     assert pairs.present.all()
     assert pairs.token.tolist() == (IDS if first is None else ids)
     assert any("cover prompt and response" in note for note in pairs.notes) is (first is None)
+
+
+def test_a_difference_beyond_float64_is_infinite_and_warns_of_nothing():
+    assert lists([1e308, -1.0, -2.0], [-1e308, -1.0, -2.5]).difference.tolist() == [
+        np.inf,
+        0.0,
+        0.5,
+    ]
