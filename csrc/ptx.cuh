@@ -208,6 +208,9 @@ INLINE void load_matrices(u32 from, u32 &a, u32 &b, u32 &c, u32 &d) {
                : "r"(from)
                : "memory");
 }
+INLINE void store_shared_pair(u32 to, float low, float high) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(low), "f"(high) : "memory");
+}
 INLINE uint4 load_shared(u32 from) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -51,12 +51,15 @@ static __device__ __forceinline__ void make_hidden(const Rank &r, const Gradient
 static __device__ __forceinline__ void make_input(const Rank &r, const Gradient &g, BackShared &s,
                                                   Consumer &c, u32 stages, const BackTask &task,
                                                   bool idle) {
+  const u32 row = row_in_block(c) + c.lane % 16;
+  const u32 route = route_of(r, task, task.kind == BACK_INPUT, row);
   u64 target = 0;
-  if (c.lane < 16) target = (u64)input_result_of(r, g, task, row_in_block(c) + c.lane);
-  __syncwarp();
   float d[128];
   begin(d);
-  multiply<multiply_columns<0>>(d, s, c, stages, task.steps, idle);
+  multiply<multiply_columns<0>>(d, s, c, stages, task.steps, idle, 1, [&] {
+    if (c.lane < 16) target = (u64)input_result_of(reread(r, s), reread(g, s), task, row, route);
+    __syncwarp();
+  });
   if (!idle) finish_down(d, reread(r, s), c, task, target);
 }
 

@@ -47,11 +47,15 @@ static __device__ __forceinline__ void multiply_stage(float (&d)[128], u32 stage
   wgmma_commit();
 }
 
+struct Nothing {
+  __device__ __forceinline__ void operator()() const {}
+};
 // d = A B^T over all of K, at least one step; an idle half only lets the stages go. MULTIPLY: one stage,
-// as multiply_stage. first 0: adds to d.
-template <void (*MULTIPLY)(float (&)[128], u32, u32, int)>
+// as multiply_stage. first 0: adds to d. meanwhile(): once, while the last products are at work.
+template <void (*MULTIPLY)(float (&)[128], u32, u32, int), class F = Nothing>
 static __device__ __forceinline__ void multiply(float (&d)[128], Rings &s, Consumer &c, u32 stages,
-                                                u32 steps, bool idle, int first = 1) {
+                                                u32 steps, bool idle, int first = 1,
+                                                F meanwhile = F()) {
   see_stores_if_idle(c, shared_address(&s.full[c.stage.place]), c.stage.parity);
   barrier_wait(shared_address(&s.full[c.stage.place]), c.stage.parity);
   if (!idle) MULTIPLY(d, stages + c.stage.place * STAGE_BYTES, c.half, first);
@@ -72,6 +76,7 @@ static __device__ __forceinline__ void multiply(float (&d)[128], Rings &s, Consu
     if (k == LATE && c.unseen) see_stores(c);
   }
   if (c.unseen) see_stores(c);
+  meanwhile();
   wgmma_wait<0>();
   settle(d);
   if (c.lane == 0) barrier_arrive(shared_address(&s.empty[previous]));
@@ -140,13 +145,17 @@ static __device__ __forceinline__ void finish_up(const float (&d)[128], const Ra
 
 // ---- down ---------------------------------------------------------------------------------------
 
+// The route of row `row` of the tile, 0 where there is none. Loaded before the products, since what
+// result_of looks up with it can wait until the last of them are at work.
+static __device__ __forceinline__ u32 route_of(const Rank &r, const Task &task, bool routed, u32 row) {
+  return routed && row < task.rows ? r.routes[task.block * BLOCK + row] : 0;
+}
 // Where row `row` of the tile goes: the slot of its route in its owner's memory; null for padding.
-static __device__ __forceinline__ u16 *result_of(const Rank &r, const Task &task, u32 row) {
+static __device__ __forceinline__ u16 *result_of(const Rank &r, const Task &task, u32 row, u32 route) {
   if (row >= task.rows) return nullptr;
   if (task.kind == GROUP_SHARED_DOWN)
     return r.shared_y + (u64)(task.block * BLOCK + row) * r.hidden_size;
   if (r.ranks > 1 && load_relaxed(r.counters + COUNT_FAILED)) return nullptr;  // peers may be gone
-  const u32 route = r.routes[task.block * BLOCK + row];
   return r.peers[route >> ROUTE_BITS].y + (u64)(route & ((1u << ROUTE_BITS) - 1)) * r.hidden_size;
 }
 

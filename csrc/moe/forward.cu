@@ -28,11 +28,14 @@ static __device__ __forceinline__ void consume(const Rank &r, Shared &s, u32 sta
     if (task.kind >= GROUP_SUM) break;  // sums come last: accumulators need no place beside them
     const u32 finished = shared_address(&s.finished[c.task.place]);
     const bool up = task.kind == GROUP_UP || task.kind == GROUP_SHARED_UP;
+    const u32 row = row_in_block(c) + c.lane % 16;
+    const u32 route = route_of(r, task, task.kind == GROUP_DOWN, row);
     u64 target = 0;
-    if (!up && c.lane < 16) target = (u64)result_of(r, task, row_in_block(c) + c.lane);
     const bool idle = task.rows <= c.half * 64;  // a half without rows
     float d[128];
-    multiply<multiply_stage>(d, s, c, stages, depth_of(r, task.kind) / 64, idle);
+    multiply<multiply_stage>(d, s, c, stages, depth_of(r, task.kind) / 64, idle, 1, [&] {
+      if (!up) target = (u64)result_of(r, task, row, route);
+    });
     if (!idle && up) finish_up(d, r, c, task);
     if (!idle && !up) finish_down(d, r, c, task, target);
     if (up) c.unseen = finished;

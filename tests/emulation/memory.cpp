@@ -98,6 +98,14 @@ void read_shared(uint32_t from, void *to, uint32_t bytes) {
     fail("a thread reads shared memory at %u, which a load has not filled yet", from);
   memcpy(to, shared_bytes(cta, from, bytes, "a load"), bytes);
 }
+void write_shared(uint32_t to, const void *from, uint32_t bytes) {
+  maybe_yield(8);
+  Cta *cta = current->warp->cta;
+  if (to % bytes) fail("a store of %u bytes at shared address %u", bytes, to);
+  check_shared_write(cta, to, bytes, "a store");
+  memcpy(shared_bytes(cta, to, bytes, "a store"), from, bytes);
+  current->warp->dirty |= 1u << current->lane;
+}
 uint32_t shared_address(const void *pointer) {
   const Kernel &kernel = *current->warp->cta->launch->kernel;
   if (pointer == kernel.dynamic) return DYNAMIC_BASE;

@@ -76,10 +76,37 @@ FAULTS = {
     ),
     "something is added beyond a border": Fault(
         WEIGHTS,
-        "if ((u32)first * 4 >= inside) break;",
+        "if ((u32)q * 64 >= inside) break;",
         "",
         "added to main gradients",
         "somebody wrote beside",
+    ),
+    "unaligned, something is added beyond a border": Fault(
+        WEIGHTS,
+        "if ((u32)first * 2 >= inside) break;",
+        "",
+        "added to main gradients",
+        "somebody wrote beside",
+    ),
+    "sums in fp32 leave before all lanes have staged them": Fault(
+        WEIGHTS,
+        "d[32 * q + 2 * i], d[32 * q + 2 * i + 1]);\n    }\n    __syncwarp();",
+        "d[32 * q + 2 * i], d[32 * q + 2 * i + 1]);\n    }",
+        "fp32 gradients",
+        "wrong d_",
+    ),
+    "sums in fp32 are staged before the last ones have left": Fault(
+        WEIGHTS,
+        "add_bits(old[i].w, v.w));\n    }\n    __syncwarp();",
+        "add_bits(old[i].w, v.w));\n    }",
+        "fp32 gradients",
+        "wrong d_",
+    ),
+    "accumulators stay where they are": Fault(
+        HIDDEN, "move_on<8, 32>(d);", "", "one token", "wrong d_"
+    ),
+    "accumulators of the next piece stay where they are": Fault(
+        HIDDEN, "move_on<32, 128>(d);", "", "two column tiles", "wrong d_"
     ),
     "no wait for peers' results": Fault(
         PRODUCER,
@@ -153,8 +180,8 @@ FAULTS = {
     ),
     "a fresh gradient is written beyond a border": Fault(
         WEIGHTS,
-        "if ((u32)first * 4 >= inside) break;\n#pragma unroll\n    for (int pair",
-        "#pragma unroll\n    for (int pair",
+        "send_sums<false>(d, c, to, t.width, inside)",
+        "send_sums<false>(d, c, to, t.width, 256u)",
         "fp32 gradients beyond a tile",
         "wrong d_",
     ),

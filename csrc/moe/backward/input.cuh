@@ -25,11 +25,10 @@ static __device__ __forceinline__ float router_gradient(const Rank &r, const Gra
 // Where row `row` of the tile goes: the slot of its route in its owner's memory; null for padding. With
 // the first column tile goes the route's router gradient.
 static __device__ __forceinline__ u16 *input_result_of(const Rank &r, const Gradient &g,
-                                                       const BackTask &task, u32 row) {
+                                                       const BackTask &task, u32 row, u32 route) {
   if (row >= task.rows) return nullptr;
   if (is_shared(task.kind)) return g.shared_d_x + (u64)(task.block * BLOCK + row) * r.hidden_size;
   if (r.ranks > 1 && load_relaxed(r.counters + COUNT_FAILED)) return nullptr;  // peers may be gone
-  const u32 route = r.routes[task.block * BLOCK + row];
   const BackPeer &owner = g.peers[route >> ROUTE_BITS];
   const u32 slot = route & ((1u << ROUTE_BITS) - 1);
   if (task.column == 0) owner.d_router[slot] = router_gradient(r, g, place_of(g, task) * BLOCK + row);

@@ -61,54 +61,75 @@ static __device__ __forceinline__ void store_gradient(const Gradient &g, const C
   }
 }
 
-// Two neighbours in fp32, by one access if they are aligned.
-template <bool ALIGNED> static __device__ __forceinline__ u64 load_pair(const float *p) {
-  if (ALIGNED) return *(const u64 *)p;
-  return (u64)__float_as_uint(p[1]) << 32 | __float_as_uint(p[0]);
+// 16 rows x 256 columns in fp32, 64 columns at a time through the staging memory, so that a warp reads and
+// writes whole lines of two rows at once: pairs as they lie in registers are eight lines an access, and
+// twice the time for a tile's end. to: the first row; aligned to 16 bytes. Sums are added to what is
+// there, or to zero, which makes 0 of -0.
+static __device__ __forceinline__ u32 add_bits(u32 a, u32 b) {
+  return __float_as_uint(__fadd_rn(__uint_as_float(a), __uint_as_float(b)));
 }
-template <bool ALIGNED>
-static __device__ __forceinline__ void store_pair(float *p, float low, float high) {
-  if (ALIGNED) *(u64 *)p = (u64)__float_as_uint(high) << 32 | __float_as_uint(low);
-  else p[0] = low, p[1] = high;
-}
-template <bool ALIGNED>
-static __device__ __forceinline__ void add_gradient(const float (&d)[128], float *to, u32 width,
-                                                    u32 inside) {
+template <bool ADD>
+static __device__ __forceinline__ void send_sums(const float (&d)[128], const Consumer &c, float *to,
+                                                 u32 width, u32 inside) {
+  const u32 chunk = c.lane & 15, above = c.lane >> 4, mine = c.lane / 4;
+  float *const at = to + (u64)above * width + chunk * 4;
+  if (c.lane == 0) tma_wait_read<0>();  // gradients in bf16, of the tile before
+  __syncwarp();
 #pragma unroll
-  for (int first = 0; first < 64; first += PAIRS) {
-    u64 v[PAIRS];
-    if ((u32)first * 4 >= inside) break;  // columns go 64 at a time
+  for (int q = 0; q < 4; ++q) {
+    if ((u32)q * 64 >= inside) break;  // columns go 64 at a time
+    uint4 old[8] = {};
+    if (ADD) {
 #pragma unroll
-    for (int i = 0; i < PAIRS; ++i) {
-      const int pair = first + i;
-      v[i] = load_pair<ALIGNED>(to + pair / 2 * 8 + (u64)(pair % 2 * 8) * width);
+      for (int i = 0; i < 8; ++i) old[i] = *(const uint4 *)(at + (u64)(2 * i) * width + q * 64);
     }
 #pragma unroll
-    for (int i = 0; i < PAIRS; ++i) {
-      const int pair = first + i;
-      store_pair<ALIGNED>(to + pair / 2 * 8 + (u64)(pair % 2 * 8) * width,
-                          __fadd_rn(__uint_as_float((u32)v[i]), d[2 * pair]),
-                          __fadd_rn(__uint_as_float((u32)(v[i] >> 32)), d[2 * pair + 1]));
+    for (int i = 0; i < 16; ++i) {
+      const u32 row = mine + i % 2 * 8, place = i / 2 * 2 + (c.lane & 3) / 2;
+      store_shared_pair(c.staging + row * 256 + (place ^ (row & 7) * 2) * 16 + (c.lane & 1) * 8,
+                        d[32 * q + 2 * i], d[32 * q + 2 * i + 1]);
     }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const u32 row = 2 * i + above;
+      const uint4 v = load_shared(c.staging + row * 256 + (chunk ^ (row & 7) * 2) * 16);
+      *(uint4 *)(at + (u64)(2 * i) * width + q * 64) =
+          make_uint4(add_bits(old[i].x, v.x), add_bits(old[i].y, v.y), add_bits(old[i].z, v.z),
+                     add_bits(old[i].w, v.w));
+    }
+    __syncwarp();
   }
 }
-// value(i): register i. Of no memory but with the bits of a sum with zeros there: -0 becomes 0.
-template <class F>
-static __device__ __forceinline__ void write_gradient(float *to, u32 width, u32 inside, F value) {
+// The same where a caller's memory is not aligned so.
+static __device__ __forceinline__ void add_unaligned(const float (&d)[128], const Consumer &c, float *to,
+                                                     u32 width, u32 inside) {
+  to += (u64)(c.lane / 4) * width + c.lane % 4 * 2;
 #pragma unroll
-  for (int first = 0; first < 64; first += 16) {
-    if ((u32)first * 4 >= inside) break;
+  for (int first = 0; first < 128; first += 2 * PAIRS) {
+    float v[2 * PAIRS];
+    if ((u32)first * 2 >= inside) break;
 #pragma unroll
-    for (int pair = first; pair < first + 16; ++pair)
-      store_pair<true>(to + pair / 2 * 8 + (u64)(pair % 2 * 8) * width,
-                       __fadd_rn(0.0f, value(2 * pair)), __fadd_rn(0.0f, value(2 * pair + 1)));
+    for (int i = 0; i < 2 * PAIRS; ++i)
+      v[i] = to[(first + i) / 4 * 8 + i % 2 + (u64)((first + i) / 2 % 2 * 8) * width];
+#pragma unroll
+    for (int i = 0; i < 2 * PAIRS; ++i)
+      to[(first + i) / 4 * 8 + i % 2 + (u64)((first + i) / 2 % 2 * 8) * width] =
+          __fadd_rn(v[i], d[first + i]);
   }
 }
-// Where a thread's first sum of a tile lies in an fp32 gradient.
+static __device__ __forceinline__ void write_zeros(const Consumer &c, float *to, u32 width, u32 inside) {
+  const u32 chunk = c.lane & 15, above = c.lane >> 4;
+  for (u32 first = 0; first < inside; first += 64)
+#pragma unroll
+    for (u32 row = 0; row < 16; row += 2)
+      *(uint4 *)(to + (u64)(row + above) * width + first + chunk * 4) = make_uint4(0, 0, 0, 0);
+}
+// Where the first sum of a warp's rows lies in an fp32 gradient.
 static __device__ __forceinline__ float *place_in(float *main, const Consumer &c,
                                                   const BackTask &task, const WeightTile &t) {
-  const u64 row = (u64)task.expert * t.height + t.row + row_in_block(c) + c.lane / 4;
-  return main + row * t.width + t.column + c.lane % 4 * 2;
+  const u64 row = (u64)task.expert * t.height + t.row + row_in_block(c);
+  return main + row * t.width + t.column;
 }
 
 // No counter waits for what this writes.
@@ -122,10 +143,9 @@ static __device__ __forceinline__ void finish_weights(const float (&d)[128], con
   }
   float *to = place_in(main, c, task, t);
   const u32 inside = t.width - t.column;
-  if (is_fresh(g, is_shared(task.kind), t.of))
-    write_gradient(to, t.width, inside, [&](int i) { return d[i]; });
-  else if ((u64)to % 8) add_gradient<false>(d, to, t.width, inside);
-  else add_gradient<true>(d, to, t.width, inside);
+  if (is_fresh(g, is_shared(task.kind), t.of)) send_sums<false>(d, c, to, t.width, inside);
+  else if ((u64)to % 16) add_unaligned(d, c, to, t.width, inside);
+  else send_sums<true>(d, c, to, t.width, inside);
 }
 // Of an expert without rows: zeros, but nothing is added.
 static __device__ __forceinline__ void finish_no_rows(const Gradient &g, const Consumer &c,
@@ -134,7 +154,6 @@ static __device__ __forceinline__ void finish_no_rows(const Gradient &g, const C
   if (!main) {
     store_gradient(g, c, task, t, [](int, int) { return 0.0f; });
   } else if (is_fresh(g, is_shared(task.kind), t.of)) {
-    write_gradient(place_in(main, c, task, t), t.width, t.width - t.column,
-                   [](int) { return 0.0f; });
+    write_zeros(c, place_in(main, c, task, t), t.width, min(256u, t.width - t.column));
   }
 }

@@ -46,6 +46,7 @@ void barrier_wait(uint32_t address, uint32_t parity);
 // ---- shared memory, the copy engine, the tensor cores
 uint32_t shared_address(const void *pointer);
 void read_shared(uint32_t from, void *to, uint32_t bytes);
+void write_shared(uint32_t to, const void *from, uint32_t bytes);
 // rank: dimensions of the map, 2 or 3; z counts for 3.
 void tma_load(uint32_t rank, uint32_t to, const void *map, uint32_t barrier, int x, int y, int z);
 void tma_store(uint32_t rank, const void *map, uint32_t from, int x, int y, int z);

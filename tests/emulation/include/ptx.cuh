@@ -81,6 +81,10 @@ INLINE void load_matrices(u32 from, u32 &a, u32 &b, u32 &c, u32 &d) {
   emu::load_matrices(from, words);
   a = words[0], b = words[1], c = words[2], d = words[3];
 }
+INLINE void store_shared_pair(u32 to, float low, float high) {
+  const float pair[2] = {low, high};
+  emu::write_shared(to, pair, 8);
+}
 INLINE uint4 load_shared(u32 from) {
   uint4 v;
   emu::read_shared(from, &v, 16);
