@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command: tests, digest, faults, verify, degrees, backward-degrees,
-# training, peers, forward, bench, sanitize; and backward, endurance and backward-endurance, which do
-# not fit the time and run only when they are named.
+# training, peers, forward, bench, sanitize; and backward, endurance, backward-endurance and recording,
+# which do not fit the time and run only when they are named.
 #
 #   bash ci/gpu.sh                                  all parts on one GPU, within 8 minutes on an H200
 #   bash ci/gpu.sh --at-once 1 --seconds 1500 --limit tests=400 --limit peers=600    with few cores
@@ -11,6 +11,7 @@
 #   bash ci/gpu.sh --parts backward --seconds 300   the backward's likewise
 #   bash ci/gpu.sh --parts endurance                10,000 forwards under load
 #   bash ci/gpu.sh --parts backward-endurance       10,000 backwards
+#   bash ci/gpu.sh --parts recording                what verify.record costs a training step
 #   bash ci/gpu.sh --ranks 2 --parts training       two ranks that train a small transformer
 #   bash ci/gpu.sh --commit SHA                     a copy of a tree says of which commit
 #

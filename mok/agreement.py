@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 
 from mok import checks
-from mok.hopper.support import backward_wanted
+from mok.errors import InputError
+from mok.hopper.support import BACKWARD_VARIABLE, backward_wanted
 from mok.workspaces import Workspace
 
 
@@ -47,10 +48,12 @@ def agree_on_backend(
     unless it is a backward that runs on the portable backend.
     """
     chosen: list[bool] = []
+    setting = _backward_setting()
 
     def whole() -> dict[str, int]:
         workspace.raise_pending()
         checks.check_limit(limit)
+        kernels = backward_wanted()  # refused here, where all ranks hear of it
         found = check()
         sizes = (found.experts, found.width, found.shared_width or 0)
         chosen.append(workspace.runs_hopper(*sizes) and found.deferred)
@@ -62,17 +65,25 @@ def agree_on_backend(
             "shared expert": int(found.shared_width is not None),
             "swiglu_limit (bits)": checks.limit_bits(limit),
             "backend (1: Hopper)": int(chosen[0]),
-            "MOK_HOPPER_BACKWARD": int(backward_wanted()),
+            BACKWARD_VARIABLE: int(kernels),
             # Only there it decides what memory is made, together.
             "minibatch_size (Hopper)": minibatch if chosen[0] else 0,
         }
 
-    if call == "backward" and not backward_wanted():  # exchanges rows by collectives of its own
+    if call == "backward" and setting is False:  # exchanges rows by collectives of its own
         checks.checked(call, whole, workspace.group, workspace.device)
     else:
-        kind = (*map(_shape, weights), limit, minibatch, backward_wanted())
+        kind = (*map(_shape, weights), limit, minibatch, setting)
         workspace.agree(call, kind, whole, lambda: chosen[0])
     return chosen[0]
+
+
+def _backward_setting() -> bool | str:
+    """As backward_wanted; the reason where that is refused, since one rank must not raise alone."""
+    try:
+        return backward_wanted()
+    except InputError as error:
+        return str(error)
 
 
 def _shape(tensor: object) -> object:

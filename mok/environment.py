@@ -13,7 +13,7 @@ import platform
 import torch
 
 from mok import kernels, toolchain
-from mok.hopper import tuned
+from mok.hopper import support, tuned
 
 
 def describe() -> dict[str, object]:
@@ -30,6 +30,7 @@ def describe() -> dict[str, object]:
         "torch_threads": torch.get_num_threads(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "MOK_CHECK": os.environ.get("MOK_CHECK", ""),
+        "hopper_backward": support.describe_backward(),
         "tuned": tuned.describe(),
         **_kernels(),
     }
@@ -80,6 +81,4 @@ def _kernel_state(catalogue: tuple[kernels.Variant, ...]) -> str:
 
 def _backend() -> tuple[str, str]:
     """What backend="auto" takes here, and why; why not Hopper where it is not that."""
-    from mok.hopper.support import backend_here
-
-    return backend_here()
+    return support.backend_here()

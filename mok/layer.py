@@ -50,8 +50,8 @@ def moe(
     other floating-point dtypes than float64: they are cast to bf16, router weights to fp32, and
     gradients arrive in the given dtypes.
 
-    backend: "auto" runs the forward on the Hopper kernel where device and shapes allow, "hopper"
-    insists on it (UnsupportedError says why it cannot be), "portable" never takes it.
+    backend: "auto" runs both directions on the Hopper kernels where device and shapes allow,
+    "hopper" insists on them (UnsupportedError says why it cannot be), "portable" never takes them.
 
     With a group the call and its backward are collective, T may differ and be 0, and the shared
     expert's gradients are this rank's partial sums. Raises InputError for a wrong shape, dtype,

@@ -211,9 +211,9 @@ def create_workspace(
 ) -> Workspace:
     """A new workspace, not cached. Ranks may differ in num_local_tokens and timeouts only.
 
-    num_local_tokens: 0 is allowed. backend: "auto" takes the Hopper kernel for the forward where it
-    can run, "hopper" insists, "portable" never does. max_tokens: what the Hopper backend's memory
-    is made for at first use. None: num_local_tokens; with a group the largest of any rank at that
+    num_local_tokens: 0 is allowed. backend: "auto" takes the Hopper kernels where they can run,
+    "hopper" insists, "portable" never does. max_tokens: what the Hopper backend's memory is made
+    for at first use. None: num_local_tokens; with a group the largest of any rank at that
     first use, to the next multiple of 1024, and a quarter more if they differ. One rank's memory
     grows by itself, except in a CUDA graph's capture. A group's does not: a later call with more
     tokens is an InputError on its rank, and a larger max_tokens on all ranks lets it grow.

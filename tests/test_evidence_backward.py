@@ -21,6 +21,7 @@ from hopper_fakes import Fakes, simulated_launch
 from mok.bench.document import ratios
 from mok.bench.layer_command import layer
 from mok.bench.shapes import PEER_SHAPES, SHAPES
+from mok.errors import UnsupportedError
 from mok.hopper.layout import Segments
 
 
@@ -125,6 +126,52 @@ def test_sums_of_the_shared_expert_are_those_of_each_ranks_tokens(degrees: Modul
         assert other.any()
 
 
+def test_the_sanitizers_script_fills_what_kernels_are_to_write_and_nothing_else(
+    degrees: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    script = load_script("sanitize_backward")
+    try:
+        made = script.backward_problem
+
+        def zeros(problem: Any, backward: Any) -> Any:
+            weights = [torch.zeros(2, 3, dtype=backward.dtype) for _ in range(2)]
+            return made.Gradients(
+                torch.zeros(4, 3), torch.zeros(0, 2), d_gate=None, d_up=weights[0]
+            )
+
+        def gradients() -> list[torch.Tensor]:
+            whole, d_out, _ = script.problem(torch.device("cpu"))
+            found = made.make_gradients(whole, made.BackwardProblem(d_out))
+            return [one for one in (found.d_x, found.d_router, found.d_up) if one is not None]
+
+        monkeypatch.setattr(made, "make_gradients", zeros)
+        assert not any(one.isnan().any() for one in gradients())
+        with script.filled_gradients():
+            assert all(one.isnan().all() for one in gradients())
+        assert made.make_gradients is zeros
+        with pytest.raises(KeyError), script.filled_gradients():
+            raise KeyError
+        assert made.make_gradients is zeros
+
+        seen: list[bool] = []
+        plain = degrees.launch_backward
+
+        def launch(*given: Any, **options: Any) -> Any:
+            seen.append(all(one.isnan().all() for one in gradients()))
+            return plain(*given, **options)
+
+        facts = degrees.Facts((script.T,), **FACTS)
+        monkeypatch.setattr(script, "device_or_exit", lambda: torch.device("cpu"))
+        monkeypatch.setattr(script, "DEGREES", {0: (script.T,)})
+        monkeypatch.setattr(degrees, "facts_of", lambda workspaces, tokens: facts)
+        monkeypatch.setattr(degrees, "launch_backward", launch)
+        assert script.main() == 0
+        assert seen == [True, True]  # of every launch
+    finally:
+        del sys.modules["sanitize_backward"]
+
+
 def test_the_sanitizers_script_runs_and_names_a_wrong_gradient(
     degrees: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
@@ -191,6 +238,14 @@ def test_every_gradient_has_to_have_one_digest(many: ModuleType) -> None:
     assert chosen(("small",), 7, many.BACKWARDS) == [(SHAPES["small"], 7)]
 
 
+def test_backwards_of_the_portable_backend_are_not_counted_as_the_kernels(
+    many: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOK_HOPPER_BACKWARD", "0")
+    with pytest.raises(UnsupportedError, match="MOK_HOPPER_BACKWARD=0 leaves backwards to the por"):
+        many.Backward(SHAPES["small"], torch.device("cpu"), 1)
+
+
 @pytest.mark.gpu
 def test_backwards_have_one_digest_until_something_changes(many: ModuleType) -> None:
     from mok.hopper.support import BACKWARD_VARIABLE, device_problem
@@ -200,7 +255,7 @@ def test_backwards_have_one_digest_until_something_changes(many: ModuleType) -> 
     if problem is not None:
         pytest.skip(problem)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(BACKWARD_VARIABLE, "1")
+        patch.delenv(BACKWARD_VARIABLE, raising=False)
         backward = many.Backward(SHAPES["small"], device, 100)
         backward.launch(40)
         found = backward.collect()
@@ -337,7 +392,7 @@ def test_the_backward_is_timed_with_the_kernels_and_its_time(
         place = commands.Place("python", tmp_path, ranks, left=300.0, chosen=chosen)
         parts = {part.name: part for part in commands.parts(place)}
         (step,) = parts["backward"].steps
-        assert step.command[:2] == ["env", "MOK_HOPPER_BACKWARD=1"]
+        assert not any("MOK_HOPPER_BACKWARD" in word for word in step.command)  # the default
         assert step.alone
         words = list(step.command[step.command.index("layer") + 1 :])
         given = layer.make_context("layer", words).params
@@ -346,7 +401,7 @@ def test_the_backward_is_timed_with_the_kernels_and_its_time(
         assert given["contenders"] == wanted
 
 
-def test_all_of_the_kernels_cases_run_with_their_backward(
+def test_all_of_the_kernels_cases_run_both_directions_by_default(
     scripts: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     commands = scripts["commands"]
@@ -355,9 +410,9 @@ def test_all_of_the_kernels_cases_run_with_their_backward(
             part.name: part for part in commands.parts(commands.Place("python", tmp_path, ranks))
         }
         steps = {step.name: step.command for step in parts["verify"].steps}
-        hopper = {name for name in steps if name.startswith("hopper")}
-        without = {name for name in hopper if "MOK_HOPPER_BACKWARD=1" not in steps[name]}
-        assert without == ({"hopper-forward", "hopper-degrees"} & hopper)
-        assert "hopper-backward" in hopper
+        alone = {"hopper-degrees", "hopper-backward-degrees", "hopper-clamped", "hopper-exact"}
+        wanted = {"hopper", "hopper-forward", "hopper-backward", *(alone if ranks == 1 else ())}
+        assert {name for name in steps if name.startswith("hopper")} == wanted
+        assert not any("MOK_HOPPER_BACKWARD" in word for one in steps.values() for word in one)
         (training,) = parts["training"].steps
         assert training.command[-2:] == ["--ranks", str(ranks)]

@@ -30,6 +30,7 @@ from mok.bench.shapes import Shape
 SOURCE = {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False}
 ALONE = {
     *("digest", "faults", "forward", "backward", "bench", "endurance", "backward-endurance"),
+    "recording",
 }
 
 
@@ -344,7 +345,7 @@ def test_the_benchmark_of_peers_takes_the_time_that_is_left(
     assert (given["layer"]["rounds"], given["layer"]["seconds"]) == (25, 2.0)
     assert [name for name, one in given.items() if one["accuracy"]] == ["accuracy"]
     assert (given["accuracy"]["rounds"], given["accuracy"]["seconds"]) == (0, 0.0)
-    assert given["layer"]["direction"] is None  # ours forward only, where backward is a stand-in
+    assert given["layer"]["direction"] is None  # forward only of whose backward is a stand-in
     assert given["accuracy"]["contenders"] == given["layer"]["contenders"]
 
 
@@ -420,7 +421,7 @@ def test_what_does_not_fit_the_time_runs_only_when_it_is_named(
     scripts: dict[str, ModuleType],
 ) -> None:
     options, main = scripts["options"], scripts["parts"].main
-    named = {"backward", "endurance", "backward-endurance"}
+    named = {"backward", "endurance", "backward-endurance", "recording"}
     assert tuple(name for name in options.NAMES if name not in named) == options.USUAL
     default = next(one for one in main.params if one.name == "chosen").default
     assert default == ",".join(options.USUAL)
@@ -445,6 +446,7 @@ def test_the_sanitizer_looks_at_every_script_with_the_tools_that_can_see_it(
     [
         *("degrees", "endurance", "sanitize_forward"),
         *("backward_degrees", "backward_endurance", "sanitize_backward", "training"),
+        "recording",
     ],
 )
 def test_scripts_for_a_gpu_say_that_there_is_none(name: str) -> None:

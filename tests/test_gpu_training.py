@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from gpu_scripts import FOLDER, gpu_scripts
 
 from mok.hopper import passes
@@ -28,7 +29,8 @@ def training() -> Iterator[ModuleType]:
 @pytest.mark.slow
 def test_one_rank_and_two_train_alike_on_a_cpu(tmp_path: Path, training: ModuleType) -> None:
     found = tmp_path / "training.json"
-    words = ["--device", "cpu", "--steps", "3", "--ranks", "2", "--json", str(found)]
+    words = ["--device", "cpu", "--steps", "3", "--ranks", "2", "--at-once", "2"]
+    words += ["--json", str(found)]
     environment = {
         **os.environ,
         "PYTHONPATH": str(FOLDER.parents[1]),
@@ -44,7 +46,7 @@ def test_one_rank_and_two_train_alike_on_a_cpu(tmp_path: Path, training: ModuleT
     )
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(found.read_text())
-    assert document["problems"] == []
+    assert (document["problems"], document["at_once"]) == ([], 2)
     assert "training: the same bits in every setting" in done.stdout
     rows = document["rows"]
     assert [(row["ranks"], row["shared"], row["recompute"]) for row in rows] == [
@@ -58,8 +60,44 @@ def test_one_rank_and_two_train_alike_on_a_cpu(tmp_path: Path, training: ModuleT
     assert len({row["weights"] for row in rows}) == 2
 
 
+def test_settings_in_processes_of_their_own_train_as_in_this_one(
+    tmp_path: Path, training: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # what the script sets is put back
+    for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
+    asked = []
+
+    def here(commands: list[list[str]], at_once: int) -> None:
+        asked.append((len(commands), at_once))
+        for command in commands:
+            assert command[:2] == [sys.executable, training.__file__]
+            done = CliRunner().invoke(training.main, command[2:])
+            assert done.exit_code == 0, done.output
+
+    monkeypatch.setattr(training, "run_side_by_side", here)
+    documents = []
+    for at_once in (1, 4):
+        path = tmp_path / f"{at_once}.json"
+        words = ["--device", "cpu", "--steps", "1", "--at-once", str(at_once)]
+        done = CliRunner().invoke(training.main, [*words, "--json", str(path)])
+        assert done.exit_code == 0, done.output
+        documents.append(json.loads(path.read_text()))
+    assert asked == [(4, 4)]
+    first, second = ([{**row, "seconds": 0} for row in one["rows"]] for one in documents)
+    assert first == second
+    assert len(first) == 4
+    assert all(row["times"] == 2 and row["equal"] for row in first)
+
+
+def test_a_gpu_gets_every_setting_at_once_and_a_cpu_none(training: ModuleType) -> None:
+    assert training.AT_ONCE["cuda"] == len(training.settings(1)) == 4
+    assert training.AT_ONCE["cpu"] == 1
+
+
 def _rows(training: ModuleType) -> list[dict[str, Any]]:
-    run = training.Trained("a", "b", training.LAYERS * 200, 5.0, 1.0, 2.0)
+    run = training.Trained("a", "b", 400, 5.0, 1.0, 2.0)
     chosen = [*training.settings(1), *training.settings(2)]
     return [training.row_of(setting, 200, [run, run], True) for setting in chosen]
 

@@ -14,7 +14,6 @@ Exit code 0: one digest for each gradient of each shape, and enough backwards un
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +23,8 @@ from torch import Tensor
 
 from mok.bench.layer_inputs import make_inputs
 from mok.bench.shapes import Shape
-from mok.hopper.support import BACKWARD_VARIABLE
+from mok.errors import UnsupportedError
+from mok.hopper.support import BACKWARD_VARIABLE, backward_wanted
 
 BACKWARDS = {"small": 5000, endurance.MEDIUM: 5000, "kimi-shard": 200}
 GRADIENTS = ("d_x", "d_router", "d_gate", "d_up", "d_down")
@@ -39,6 +39,11 @@ class Backward(endurance.Recorded):
         from mok.config import MoKConfig
         from mok.operators import moe_backward, moe_forward
 
+        if not backward_wanted():
+            raise UnsupportedError(
+                f"{BACKWARD_VARIABLE}=0 leaves backwards to the portable backend, which this does "
+                "not measure; allowed: 1 or nothing. Unset it."
+            )
         given = make_inputs(shape, "gaussian", device)
         gate, up = (half.contiguous() for half in given.w_gate_up.chunk(2, 1))
         self.d_out = given.d_out
@@ -69,5 +74,4 @@ def passed(row: dict[str, Any]) -> bool:
 main = endurance.command(endurance.Calls("backwards", BACKWARDS, Backward, passed))
 
 if __name__ == "__main__":
-    os.environ[BACKWARD_VARIABLE] = "1"
     main()

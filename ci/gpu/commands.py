@@ -89,6 +89,7 @@ def parts(place: Place) -> list[Part]:
         Part("sanitize", 170, _sanitize(place)),
         Part("endurance", 300, [_script(place, "endurance")], alone=True),
         Part("backward-endurance", 300, [_script(place, "backward_endurance")], alone=True),
+        Part("recording", 120, [_script(place, "recording")], alone=True),
     ]
 
 
@@ -130,8 +131,6 @@ OF_FORWARD = "repeat,process,memory,history,contention,stream,sms,graph,batch,sc
 OF_RANKS = "repeat,process,memory,history,contention,stream,batch,schedule,ep,rank"
 OF_BOTH = "repeat,process,memory,history,contention,stream,sms,graph,schedule"
 OF_BOTH_RANKS = "repeat,process,memory,history,contention,stream,schedule,ep,rank"
-WITH_BACKWARD = ("env", "MOK_HOPPER_BACKWARD=1")
-"""Before a command: backwards of Hopper forwards run on the kernels too."""
 
 
 def _layer(place: Place) -> list[Step]:
@@ -147,13 +146,11 @@ def _layer(place: Place) -> list[Step]:
         return [
             place.verify("layer", "moe", *many),
             place.verify("float64", "moe/float64-*", *many),
-            *_with_backward(
-                place.verify(
-                    *("hopper", f"{HOPPER}layer", f"{HOPPER}clamped", f"{HOPPER}exact-*", *many)
-                ),
-                place.verify(
-                    *("hopper-backward", f"{HOPPER}backward", *many, "--claims", OF_BOTH_RANKS)
-                ),
+            place.verify(
+                *("hopper", f"{HOPPER}layer", f"{HOPPER}clamped", f"{HOPPER}exact-*", *many)
+            ),
+            place.verify(
+                *("hopper-backward", f"{HOPPER}backward", *many, "--claims", OF_BOTH_RANKS)
             ),
             place.verify("hopper-forward", f"{HOPPER}forward", *many, "--claims", OF_RANKS),
         ]
@@ -161,26 +158,17 @@ def _layer(place: Place) -> list[Step]:
     claims = "repeat,process,memory,threads,history,contention,batch,schedule,reference"
     return [
         place.verify("hopper-degrees", f"{HOPPER}degrees", *one),
-        *_with_backward(place.verify("hopper-backward-degrees", f"{HOPPER}backward-degrees", *one)),
+        place.verify("hopper-backward-degrees", f"{HOPPER}backward-degrees", *one),
         place.verify("layer", "verify.builtin.moe:moe", *one, "--claims", claims),
         place.verify("shared", "moe", "--device", "cuda"),
         place.verify("float64", "moe/float64-*", *one),
         place.verify("exact", "moe/exact-*", *one, "--claims", "repeat,exact"),
         place.verify("hopper-forward", f"{HOPPER}forward", *one, "--claims", OF_FORWARD),
-        *_with_backward(
-            place.verify("hopper", f"{HOPPER}layer", *one, "--claims", OF_LAYER),
-            place.verify("hopper-backward", f"{HOPPER}backward", *one, "--claims", OF_BOTH),
-            place.verify(
-                *("hopper-clamped", f"{HOPPER}clamped", *one, "--claims", "repeat,reference")
-            ),
-            place.verify("hopper-exact", f"{HOPPER}exact-*", *one, "--claims", "repeat,exact"),
-        ),
+        place.verify("hopper", f"{HOPPER}layer", *one, "--claims", OF_LAYER),
+        place.verify("hopper-backward", f"{HOPPER}backward", *one, "--claims", OF_BOTH),
+        place.verify("hopper-clamped", f"{HOPPER}clamped", *one, "--claims", "repeat,reference"),
+        place.verify("hopper-exact", f"{HOPPER}exact-*", *one, "--claims", "repeat,exact"),
     ]
-
-
-def _with_backward(*steps: Step) -> list[Step]:
-    """The same, with the kernels' backward."""
-    return [replace(one, command=[*WITH_BACKWARD, *one.command]) for one in steps]
 
 
 PEER_CASES = (
@@ -243,8 +231,7 @@ def _direction(place: Place, direction: str) -> list[Step]:
     limit = min(FORWARD_LIMIT, max(30.0, FORWARD_SHARE * place.left - LAST_STEP))
     if not _followed(place, direction):
         limit = max(30.0, min(place.left, _seconds(place, direction)) - FORWARD_LAST)
-    step = _timed(place, direction, [*words, "--limit", f"{limit:.0f}"])
-    return _with_backward(step) if direction == "backward" else [step]
+    return [_timed(place, direction, [*words, "--limit", f"{limit:.0f}"])]
 
 
 def _bench(place: Place) -> list[Step]:

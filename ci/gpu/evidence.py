@@ -53,6 +53,7 @@ MAX_BYTES = 200_000
 PARTS = (
     *("tests", "digest", "faults", "verify", "degrees", "backward-degrees", "training", "peers"),
     *("forward", "backward", "bench", "sanitize", "endurance", "backward-endurance"),
+    "recording",
 )
 # their steps stand alone: each that ended is worth its row
 MAY_TIME_OUT = ("peers", "forward", "backward", "bench")
@@ -64,6 +65,7 @@ SHOWN: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
         ("endurance", "backward-endurance"),
         lambda row: row["distinct"] == 1 and row["under_load"] >= row["wanted"],
     ),
+    "recording": lambda row: row["same"],
 }
 """By part, what each row of its document shows in a run that passed."""
 REQUIRED = {"h200": (*PARTS, "verify-x2", "training-x2")}

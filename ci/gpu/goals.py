@@ -1,4 +1,5 @@
-"""What digest, forward and backward are meant to reach on a GPU, beside what they reached.
+"""What digest, forward, backward and recording are meant to reach on a GPU, beside what they
+reached.
 
 A miss is told, not hidden.
 
@@ -205,6 +206,31 @@ def judged_endurance(document: Mapping[str, Any], direction: str = "forward") ->
         (f"{direction}s under load of {name}", large, least),
     ):
         found.append(Judged(what, f"{wanted} or more", str(done), YES if done >= wanted else NO))
+    return found
+
+
+RECORDING_MOST = {"cuda": {"module": 1.03, "op": 1.15}, "cpu": {"module": 1.15}}
+"""By device, the most that a recorded step may take, as a share of the step alone."""
+RECORDING_DEARER = 5.0  # times the cost of the op level that DebugMode's has at least, on a GPU
+
+
+def judged_recording(document: Mapping[str, Any]) -> list[Judged]:
+    """Every goal of recording on a device, against the document of ci/gpu/recording.py."""
+    device = document.get("device", "cuda")
+    ratios = {row["name"]: float(row["ratio"]) for row in document.get("rows") or ()}
+    found = []
+    for level, most in RECORDING_MOST[device].items():
+        ratio = ratios.get(level)
+        told = "-" if ratio is None else f"{math.ceil(round(ratio * 1000, 6)) / 1000:.3f}"
+        met = UNKNOWN if ratio is None else YES if ratio <= most else NO
+        found.append(Judged(f"a step at {level} level / alone", f"{most:g} or less", told, met))
+    if device == "cuda":
+        costs = [ratios[name] - 1 for name in ("debug", "op") if name in ratios]
+        # less than a thousandth of a step cannot be told from nothing
+        times = None if len(costs) < 2 else costs[0] / max(costs[1], 0.001)
+        met = times is not None and times >= RECORDING_DEARER
+        goal = f"{RECORDING_DEARER:g} or more"
+        found.append(Judged("cost of DebugMode / of op level", goal, *_outcome(times, "", met)))
     return found
 
 

@@ -7,11 +7,11 @@ by name. On a CPU they run the portable backend, which is how tests know that th
 
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 1
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 2
-    MOK_HOPPER_BACKWARD=1 verify run ci/gpu/hopper_cases.py --device cuda --ranks 1
 
-With the variable gradients come from the kernels too, else from the portable backend, and the cases
-called `backward` fail by name on a GPU. `hopper/backward` takes all gradients in its execution, so
-that a CUDA graph can record both directions, and grids and segments are varied for every gradient.
+Gradients come from the kernels too. With MOK_HOPPER_BACKWARD=0 they come from the portable backend,
+and the cases called `backward` fail by name on a GPU. `hopper/backward` takes all gradients in its
+execution, so that a CUDA graph can record both directions, and grids and segments are varied for
+every gradient.
 
 `hopper/degrees` and `hopper/backward-degrees` run several ranks on one GPU in one launch, for
 degrees that there are no GPUs for, and need a GPU of one rank; their claims `vary` and `schedule`
@@ -56,12 +56,12 @@ def insist_on_backward(x: Tensor) -> None:
     """UnsupportedError on a GPU unless backwards run on the kernels."""
     if x.is_cuda and not backward_wanted():
         raise UnsupportedError(
-            f"its gradients would be the portable backend's; set {BACKWARD_VARIABLE}=1"
+            f"its gradients would be the portable backend's: {BACKWARD_VARIABLE}=0; unset it"
         )
 
 
 def execute(**arguments: Any) -> Tensor:
-    """The layer; its backward is the kernels' where the environment asks for it."""
+    """The layer; its backward is the kernels' unless the environment says otherwise."""
     return layer.execute(**arguments, backend=backend(arguments["x"]))
 
 

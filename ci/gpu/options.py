@@ -17,9 +17,10 @@ import click
 NAMES = (
     *("tests", "digest", "faults", "verify", "degrees", "backward-degrees", "training", "peers"),
     *("forward", "backward", "bench", "sanitize", "endurance", "backward-endurance"),
+    "recording",
 )
 """The parts, in the order in which they run."""
-BY_NAME = ("backward", "endurance", "backward-endurance")
+BY_NAME = ("backward", "endurance", "backward-endurance", "recording")
 USUAL = tuple(name for name in NAMES if name not in BY_NAME)
 """Those that run when none are named: the others do not fit 8 minutes beside them."""
 

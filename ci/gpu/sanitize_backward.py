@@ -8,14 +8,18 @@
 As sanitize_forward.py, whose reasons hold. The ring begins anew, an expert goes in parts through
 memory, widths end inside of tiles, a rank has no tokens, an expert no rows; gradients go to bf16
 and to fp32, from g and u that were kept and that are computed again, and a second launch follows
-under the same workspaces. Results are exact, and compared bit for bit on the host. Exit code 0 when
-all are right, 1 when one is not, 3 without a device for the kernels.
+under the same workspaces. Results are exact, and compared bit for bit on the host. What the kernels
+are to write holds NaN before (`filled_gradients`). Exit code 0 when all are right, 1 when one is
+not, 3 without a device for the kernels.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import sys
+from collections.abc import Iterator
 
 os.environ.setdefault("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")  # before torch: no pools
 
@@ -27,6 +31,8 @@ from one_gpu import device_or_exit
 from torch import Tensor
 
 from mok.exact import exact_case
+from mok.hopper import backward_problem
+from mok.hopper.backward_problem import BackwardProblem, Gradients
 from mok.hopper.layout import Segments
 from mok.hopper.packing import Problem
 from mok.hopper.workspace import Timeouts
@@ -43,6 +49,33 @@ NAMES = {
     **{f"d_{name}": f"d_w_{name}" for name in ("gate", "up", "down")},
     **{f"d_shared_{name}": f"d_w_shared_{name}" for name in ("gate", "up", "down")},
 }
+
+
+@contextlib.contextmanager
+def filled_gradients() -> Iterator[None]:
+    """Every gradient that a launch inside is to write holds NaN first.
+
+    Gradients of weights leave a CTA by TMA stores, which initcheck does not take for writes: what
+    reads them later, and be it the host, would read memory that nobody wrote. After an ordinary
+    write it is silent there, and loses nothing: an element that the kernels leave out keeps its
+    NaN, which is not the expected value. Workspaces are not filled, so that what the kernels read
+    of one another without a write before is still told.
+    """
+    make = backward_problem.make_gradients
+
+    def filled(given: Problem, backward: BackwardProblem) -> Gradients:
+        made = make(given, backward)
+        for one in dataclasses.fields(made):
+            tensor = getattr(made, one.name)
+            if tensor is not None:
+                tensor.fill_(torch.nan)
+        return made
+
+    backward_problem.make_gradients = filled
+    try:
+        yield
+    finally:
+        backward_problem.make_gradients = make
 
 
 def problem(device: torch.device) -> tuple[Problem, Tensor, dict[str, Tensor]]:
@@ -82,7 +115,8 @@ def main() -> int:
         ranks = backward_degrees.open_ranks(degree, parts, SEGMENTS, timeouts=TIMEOUTS)
         kept = backward_degrees.forward(ranks, parts)
         for given, dtype in ((kept, torch.bfloat16), ([None] * len(parts), torch.float32)):
-            found = backward_degrees.backward(ranks, parts, d_outs, given, dtype=dtype)
+            with filled_gradients():  # looked up in its module by every launch
+                found = backward_degrees.backward(ranks, parts, d_outs, given, dtype=dtype)
             ranks.wait()
             told = wrong_of(backward_degrees.joined(found), expected, len(parts))
             wrong += [f"degree {degree}, {dtype}: {name}" for name in told]

@@ -242,6 +242,24 @@ _TRAINING = fields(
 )
 
 
+_RECORDING = fields(
+    {
+        "rows": some(
+            fields(
+                {
+                    "name": NAME,
+                    "rounds": RANKS,
+                    **dict.fromkeys(("ms", "ratio", "spread"), SECONDS),
+                    "same": FLAG,
+                },
+                dict.fromkeys(("events", "bytes", "recorded_steps"), COUNT),
+            )
+        )
+    },
+    {"device": _is("'cuda'", str, holds=lambda value: value == "cuda"), "steps": RANKS},
+)
+
+
 def _bench(value: Any, place: str) -> str | None:
     """The benchmark draws its own document; one that it cannot draw is none."""
     from mok.bench import tables
@@ -270,6 +288,7 @@ _WHOLE = {
     **dict.fromkeys(("forward", "backward", "bench"), _bench),
     "endurance": _ENDURANCE,
     "backward-endurance": _BACKWARD_ENDURANCE,
+    "recording": _RECORDING,
 }
 DOCUMENTS: Mapping[str, Check] = {
     "tests": _junit,

@@ -1,4 +1,5 @@
-"""README's tables of what is fast: the digest, layers with their joules, each direction; and goals.
+"""README's tables of what is fast: the digest, layers with their joules, each direction, recording;
+and goals.
 
 Each takes the evidence of its part, one file for each number of ranks.
 """
@@ -92,6 +93,44 @@ def _documents(own: Sequence[Json], ranks: int) -> list[Json]:
     """What the benchmark left of so many ranks."""
     steps = [step for one in own if one["ranks"] == ranks for step in one["results"].values()]
     return [step["document"] for step in steps if step.get("document")]
+
+
+CONTENDERS = {
+    "alone": "alone",
+    "module": "recorded, module level",
+    "op": "recorded, op level",
+    "debug": "DebugMode with hash_tensor",
+}
+
+
+def recording(own: Sequence[Json]) -> str:
+    """A training step alone, recorded, and under torch's DebugMode; and each goal."""
+    parts = []
+    for one in own:
+        for step in one["results"].values():
+            document = step.get("document") or {}
+            lines = [
+                [
+                    CONTENDERS.get(row["name"], row["name"]),
+                    f"{row['ms']:.1f}",
+                    f"{row['ratio']:.3f}",
+                    f"{100 * row['spread']:.1f} % of {row['rounds']}",
+                    "yes" if row["same"] else "NO",
+                    row.get("events", "-"),
+                    *_step_bytes(row),
+                ]
+                for row in document.get("rows", ())
+            ]
+            headers = ["a step", "ms", "/ alone", "spread of rounds", "same losses", "events"]
+            parts.append(grid(lines, [*headers, "kB of a step on disk"]))
+            parts += goals_met(goals.judged_recording(document))
+    return "\n\n".join(parts)
+
+
+def _step_bytes(row: Json) -> tuple[str]:
+    """All that a recording holds, shared among its steps."""
+    steps = row.get("recorded_steps")
+    return ("-",) if not steps else (f"{row['bytes'] / steps / 1000:.1f}",)
 
 
 def goals_met(found: list[goals.Judged]) -> list[str]:

@@ -180,6 +180,7 @@ TABLES: Mapping[str, tuple[str, Callable[[Sequence[Json]], str]]] = {
     "backward": ("Speed and energy of the backward", speed_tables.backward),
     "endurance": ("Many forwards under load", forward_tables.endurance),
     "backward-endurance": ("Many backwards under load", forward_tables.backward_endurance),
+    "recording": ("What recording costs", speed_tables.recording),
     "bench": ("Speed and energy", speed_tables.bench),
     "faults": ("Planted faults on the GPU", verdict_tables.faults),
     "digest": ("Digest speed", speed_tables.digest),

@@ -4,6 +4,9 @@
     python ci/gpu/training.py --ranks 2            two GPUs, and one rank alone to compare with
     python ci/gpu/training.py --device cpu --steps 3 --ranks 2
 
+A step of a model this small waits for the host, so that on a GPU one rank's settings run at once,
+each in a process of its own (`--at-once`; a rank alone shares its GPU with others).
+
 Every setting runs twice: with a shared expert or without, with activations of a layer computed
 again in the backward (torch.utils.checkpoint) or kept. Losses and gradients of what ranks replicate
 are one for each sequence, added in the order of all sequences; those of the shared expert, which
@@ -17,25 +20,22 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 import torch.distributed as dist
-from one_gpu import device_or_exit  # both beside this file
+from one_gpu import device_or_exit  # all four beside this file
+from side_by_side import run_side_by_side
 from torch import Tensor
 from training_model import (
-    LAYERS,
     B,
     Model,
     losses_and_gradients,
@@ -43,43 +43,14 @@ from training_model import (
     sequences,
     set_gradients,
 )
+from training_rows import STEPS, Setting, Trained, name_of, problems, row_of, settings
 
 from mok.endings import end_process
 from mok.hopper import passes
-from mok.hopper.support import BACKWARD_VARIABLE
-from verify.interrupts import interrupts_held
 
-STEPS, TIMES = 200, 2
-PATIENCE = 300.0  # seconds for ranks that the script started
-
-
-@dataclass(frozen=True)
-class Setting:
-    """ranks: that train together. shared: with a shared expert. recompute: activations anew."""
-
-    ranks: int
-    shared: bool
-    recompute: bool
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What one training gave. losses, weights: SHA-256 of all losses' bits, of all weights.
-
-    kernels: backwards that the Hopper kernels ran on this rank. first, last: losses.
-    """
-
-    losses: str
-    weights: str
-    kernels: int
-    first: float
-    last: float
-    seconds: float
-
-
-def settings(ranks: int) -> list[Setting]:
-    """All of so many ranks."""
-    return [Setting(ranks, *both) for both in itertools.product((True, False), repeat=2)]
+TIMES = 2
+AT_ONCE = {"cuda": 4, "cpu": 1}
+"""Settings of one rank at a time: of a GPU as many as there are, which leaves it cores enough."""
 
 
 def shares(ranks: int) -> list[int]:
@@ -97,15 +68,16 @@ def train(
     rank = 0 if group is None else dist.get_rank(group)
     own = slice(sum(counts[:rank]), sum(counts[: rank + 1]))
     model = make_model(setting.shared, group, device)
-    optimizer = torch.optim.AdamW(model.parameters, lr=2e-3, foreach=False)
+    optimizer = torch.optim.AdamW(model.parameters, lr=2e-3, foreach=True)
     history = []
     with _counted() as launched:
         for step in range(steps):
             words = sequences(step)[own].to(device)
             losses, rows, layers = losses_and_gradients(model, words, setting.recompute)
-            history.append(_added(_all_rows(losses[:, None], counts, group)))
-            replicated = _added(_all_rows(rows, counts, group))
-            set_gradients(model, replicated, [_summed(some, group) for some in layers])
+            both = torch.cat([rows, losses[:, None]], 1)  # one gathering, and one sum
+            both = _added(_all_rows(both, counts, group))
+            history.append(both[-1:].clone())  # without what it is beside
+            set_gradients(model, both[:-1], [_summed(some, group) for some in layers])
             optimizer.step()
         told = torch.cat(history).cpu()
     return Trained(
@@ -197,61 +169,6 @@ def run_settings(
     return rows
 
 
-def row_of(setting: Setting, steps: int, runs: Sequence[Trained], on_gpu: bool) -> dict[str, Any]:
-    """What a setting's trainings show. equal: all have the same losses and weights."""
-    first = runs[0]
-    return {
-        **asdict(setting),
-        "steps": steps,
-        "times": len(runs),
-        "equal": len({(one.losses, one.weights) for one in runs}) == 1,
-        "losses": first.losses,
-        "weights": first.weights,
-        "first": first.first,
-        "last": first.last,
-        "kernels": min(one.kernels for one in runs),
-        "wanted": LAYERS * steps * on_gpu,
-        "seconds": sum(one.seconds for one in runs),
-    }
-
-
-def problems(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What is not as it should be, in words."""
-    told = []
-    for row in rows:
-        name = name_of(row)
-        if not row["equal"]:
-            told.append(f"{name}: not the same bits in {row['times']} trainings")
-        if row["kernels"] != row["wanted"]:
-            told.append(f"{name}: kernels ran {row['kernels']} of {row['wanted']} backwards")
-        if row["steps"] >= STEPS and not row["last"] < 0.8 * row["first"]:
-            told.append(f"{name}: losses went from {row['first']:.3f} to {row['last']:.3f}")
-    told += _unlike(rows, ("ranks", "shared"), "recomputed and kept activations")
-    told += _unlike([row for row in rows if not row["shared"]], ("shared",), "numbers of ranks")
-    return told
-
-
-def _unlike(rows: Sequence[dict[str, Any]], same: Sequence[str], what: str) -> list[str]:
-    """Settings that are alike in `same` and should have the same bits, but have not."""
-    found: dict[tuple[Any, ...], set[tuple[str, str]]] = {}
-    for row in rows:
-        key = tuple(row[name] for name in same)
-        found.setdefault(key, set()).add((row["losses"], row["weights"]))
-    return [
-        f"{', '.join(f'{name} {value}' for name, value in zip(same, key, strict=True))}: {what} "
-        f"give {len(bits)} different results"
-        for key, bits in found.items()
-        if len(bits) > 1
-    ]
-
-
-def name_of(row: dict[str, Any]) -> str:
-    """A setting in words."""
-    shared = "with" if row["shared"] else "without"
-    recompute = "computed again" if row["recompute"] else "kept"
-    return f"{row['ranks']} rank(s), {shared} a shared expert, activations {recompute}"
-
-
 def _as_rank(rank: int, ranks: int, store: Path, steps: int, where: str) -> list[dict[str, Any]]:
     """Joins the others, and trains with them."""
     device = torch.device("cuda", rank) if where == "cuda" else torch.device("cpu")
@@ -275,25 +192,33 @@ def _as_rank(rank: int, ranks: int, store: Path, steps: int, where: str) -> list
     return rows
 
 
+def _apart(
+    chosen: Sequence[Setting], steps: int, times: int, where: str, at_once: int
+) -> list[dict[str, Any]]:
+    """Rows of settings of one rank, each trained in a process of its own; RuntimeError when one
+    fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = [
+            [
+                *_command(1, steps, where, folder),
+                *("--as-setting", str(settings(1).index(one)), "--times", str(times)),
+            ]
+            for one in chosen
+        ]
+        run_side_by_side(commands, at_once)
+        return [
+            row
+            for one in chosen
+            for row in json.loads(_file(Path(folder), "setting", settings(1).index(one)))
+        ]
+
+
 def _several(ranks: int, steps: int, where: str) -> list[dict[str, Any]]:
     """Rows of ranks that are processes of their own; RuntimeError when one fails."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--ranks", str(ranks), "--steps", str(steps), "--device", where]
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank in range(ranks):
-                own = ["--as-rank", str(rank), "--folder", folder]
-                command = [sys.executable, __file__, *words, *own]
-                with interrupts_held():
-                    started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-            codes = [one.wait(PATIENCE) for one in started]
-        finally:
-            for one in started:
-                one.kill()
-                one.wait()
-        if any(codes):
-            raise RuntimeError(f"ranks ended with exit codes {codes}")
-        told = [json.loads((Path(folder) / f"rank-{n}.json").read_text()) for n in range(ranks)]
+        command = _command(ranks, steps, where, folder)
+        run_side_by_side([[*command, "--as-rank", str(rank)] for rank in range(ranks)], ranks)
+        told = [json.loads(_file(Path(folder), "rank", rank)) for rank in range(ranks)]
     for rows in zip(*told, strict=True):
         bits = {(row["losses"], row["weights"], row["equal"]) for row in rows}
         rows[0]["equal"] = rows[0]["equal"] and len(bits) == 1
@@ -301,37 +226,68 @@ def _several(ranks: int, steps: int, where: str) -> list[dict[str, Any]]:
     return list(told[0])
 
 
+def _command(ranks: int, steps: int, where: str, folder: str) -> list[str]:
+    words = ["--ranks", str(ranks), "--steps", str(steps), "--device", where, "--folder", folder]
+    return [sys.executable, __file__, *words]
+
+
+def _file(folder: Path, kind: str, number: int) -> str:
+    return (folder / f"{kind}-{number}.json").read_text(encoding="utf-8")
+
+
+def _write(folder: Path, kind: str, number: int, rows: list[dict[str, Any]]) -> None:
+    (folder / f"{kind}-{number}.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
 @click.command()
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--ranks", type=click.IntRange(1, B // 2), default=1, show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True)
 @click.option("--device", "where", type=click.Choice(["cuda", "cpu"]), default="cuda")
+@click.option(
+    "--at-once",
+    type=click.IntRange(1, len(settings(1))),
+    help="Settings of one rank at a time, each a process; 1: in this one. Default: "
+    f"{AT_ONCE['cuda']} on a GPU, {AT_ONCE['cpu']} on a CPU.",
+)
 @click.option("--as-rank", type=click.IntRange(0), hidden=True)
+@click.option("--as-setting", type=click.IntRange(0, len(settings(1)) - 1), hidden=True)
+@click.option("--times", type=click.IntRange(1), default=TIMES, hidden=True)
 @click.option("--folder", type=click.Path(path_type=Path, file_okay=False), hidden=True)
 def main(
     path: Path | None,
     ranks: int,
     steps: int,
     where: str,
+    at_once: int | None,
     as_rank: int | None,
+    as_setting: int | None,
+    times: int,
     folder: Path | None,
 ) -> None:
     """Train in every setting, twice each, and compare losses and weights bit for bit."""
-    os.environ |= {BACKWARD_VARIABLE: "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # before CUDA is
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # before CUDA is
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     torch.use_deterministic_algorithms(True, warn_only=True)
     if as_rank is not None and folder is not None:
-        rows = _as_rank(as_rank, ranks, folder / "store", steps, where)
-        (folder / f"rank-{as_rank}.json").write_text(json.dumps(rows))
+        _write(folder, "rank", as_rank, _as_rank(as_rank, ranks, folder / "store", steps, where))
         end_process()
     device = device_or_exit() if where == "cuda" else torch.device("cpu")
+    if as_setting is not None and folder is not None:
+        mine = settings(1)[as_setting : as_setting + 1]
+        _write(folder, "setting", as_setting, run_settings(mine, steps, device, None, times))
+        return
     if where == "cuda" and torch.cuda.device_count() < ranks:
         click.echo(f"{ranks} ranks need {ranks} GPUs, {torch.cuda.device_count()} here", err=True)
         sys.exit(3)
     began = time.perf_counter()
     # One rank alone is what several are compared with: once, and without a shared expert.
     alone = settings(1) if ranks == 1 else [one for one in settings(1) if not one.shared]
-    rows = run_settings(alone, steps, device, None, TIMES if ranks == 1 else 1)
+    times, at_once = TIMES if ranks == 1 else 1, at_once or AT_ONCE[where]
+    if at_once == 1:
+        rows = run_settings(alone, steps, device, None, times)
+    else:
+        rows = _apart(alone, steps, times, where, at_once)
     rows += _several(ranks, steps, where) if ranks > 1 else []
     for row in rows:
         told = f"losses {row['losses'][:16]} weights {row['weights'][:16]}"
@@ -341,6 +297,7 @@ def main(
     wrong = problems(rows)
     document = {
         "device": where,
+        "at_once": at_once,
         "rows": rows,
         "problems": wrong,
         "seconds": round(time.perf_counter() - began, 1),

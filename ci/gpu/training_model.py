@@ -5,13 +5,16 @@ It exists so that a trained model's bits can be compared at several numbers of r
 replicate is used once for each sequence, as a leaf of its own, so that its gradients come one for
 each sequence and can be added in one order, whoever had the sequence; only the MoE layers see all
 of a rank's tokens at once. Every operation around them has one order of sums on a device: products
-of matrices, and no scatter or embedding. Refuses speed.
+of matrices, and no scatter or embedding. What adds over tokens or weights is done for one sequence
+at a time, so that its order cannot depend on how many there are; what stays within an element or a
+row is done for all at once, since a step waits for the host that starts its many small operations.
 
 Legend: B sequences of all ranks, b those of this rank, S tokens of each, V words, H hidden size.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,8 +83,12 @@ def make_model(
     return Model(moved, layers)
 
 
+@functools.cache  # every training of a process has the same
 def sequences(step: int) -> Tensor:
-    """int64 [B, S] of a step: each word follows from the one before, with a word of noise."""
+    """int64 [B, S] of a step: each word follows from the one before, with a word of noise.
+
+    Not to be written to.
+    """
     generator = torch.Generator().manual_seed(1000 + step)
     words = [torch.randint(V, (B,), generator=generator)]
     for _ in range(S - 1):
@@ -110,10 +117,9 @@ def losses_and_gradients(
             x = checkpoint(_layer, x, model, own, index, use_reentrant=False)
         else:
             x = _layer(x, model, own, index)
-    losses = []
-    for row, wanted, mine in zip(x, spelt[:, 1:], own, strict=True):
-        told = F.log_softmax(_normed(row, mine["norm"]) @ mine["head"], -1)
-        losses.append(-(told * wanted).sum() / (wanted.shape[0] * B))
+    ends = [row * mine["norm"] @ mine["head"] for row, mine in zip(_normed(x), own, strict=True)]
+    told = F.log_softmax(torch.stack(ends), -1) * spelt[:, 1:]
+    losses = [-row.sum() / (row.shape[0] * B) for row in told]
     leaves = [value for mine in own for value in mine.values()]
     experts = [list(layer.parameters()) for layer in model.layers]
     found = torch.autograd.grad(losses, [*leaves, *(p for some in experts for p in some)])
@@ -132,39 +138,44 @@ def losses_and_gradients(
 
 def _layer(x: Tensor, model: Model, own: Sequence[Mapping[str, Tensor]], index: int) -> Tensor:
     """Attention, then experts, each beside the rows themselves. x: fp32 [b, S - 1, H]."""
-    rows, routed = [], []
-    for row, mine in zip(x, own, strict=True):
-        row = row + _attention(row, mine, index)
-        normed = _normed(row, mine[f"{index}.before experts"])
-        scores = F.softmax(normed @ mine[f"{index}.router"], -1)
-        chosen = scores.detach().topk(K, -1)[1]
-        weights = (scores[:, None, :] * F.one_hot(chosen, E)).sum(-1)
-        rows.append(row)
-        routed.append((normed.bfloat16(), chosen, weights))
-    given, chosen, weights = (torch.cat(parts) for parts in zip(*routed, strict=True))
-    out = model.layers[index](given, chosen, weights).float()
-    return torch.stack(rows) + out.view(x.shape)
+    x = x + _attention(x, own, index)
+    name, router = f"{index}.before experts", f"{index}.router"
+    normed = [row * mine[name] for row, mine in zip(_normed(x), own, strict=True)]
+    routed = [row @ mine[router] for row, mine in zip(normed, own, strict=True)]
+    scores = F.softmax(torch.cat(routed), -1)
+    chosen = scores.detach().topk(K, -1)[1]
+    weights = (scores[:, None, :] * F.one_hot(chosen, E)).sum(-1)  # one term, and zeros
+    out = model.layers[index](torch.cat(normed).bfloat16(), chosen, weights).float()
+    return x + out.view(x.shape)
 
 
-def _attention(row: Tensor, mine: Mapping[str, Tensor], index: int) -> Tensor:
-    tokens = row.shape[0]
-    normed = _normed(row, mine[f"{index}.before attention"])
-    q, k, v = (normed @ mine[f"{index}.attention"]).view(tokens, 3, HEADS, -1).permute(1, 2, 0, 3)
-    scores = q @ k.transpose(1, 2) * (H // HEADS) ** -0.5
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=row.device).triu(1)
-    seen = F.softmax(scores.masked_fill(later, -torch.inf), -1) @ v
-    return seen.transpose(0, 1).reshape(tokens, H) @ mine[f"{index}.joined"]
+def _attention(x: Tensor, own: Sequence[Mapping[str, Tensor]], index: int) -> Tensor:
+    """What is added to x, fp32 [b, S - 1, H]."""
+    tokens, values, scores = x.shape[1], [], []
+    for row, mine in zip(_normed(x), own, strict=True):
+        mixed = (row * mine[f"{index}.before attention"]) @ mine[f"{index}.attention"]
+        q, k, v = mixed.view(tokens, 3, HEADS, -1).permute(1, 2, 0, 3)
+        scores.append(q @ k.transpose(1, 2))
+        values.append(v)
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
+    scaled = torch.stack(scores) * (H // HEADS) ** -0.5
+    shares = F.softmax(scaled.masked_fill(later, -torch.inf), -1)
+    seen = torch.stack([one @ value for one, value in zip(shares, values, strict=True)])
+    rows = seen.transpose(1, 2).reshape(x.shape)
+    name = f"{index}.joined"
+    return torch.stack([row @ mine[name] for row, mine in zip(rows, own, strict=True)])
 
 
-def _normed(row: Tensor, weight: Tensor) -> Tensor:
-    return row * torch.rsqrt(row.square().mean(-1, keepdim=True) + MARGIN) * weight
+def _normed(x: Tensor) -> Tensor:
+    """Rows of a mean square of 1; each sequence multiplies its own weight."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + MARGIN)
 
 
 def set_gradients(model: Model, replicated: Tensor, layers: Sequence[Sequence[Tensor]]) -> None:
     """What the optimizer reads. replicated: all of them in a row."""
     sizes = [value.numel() for value in model.replicated.values()]
     for value, grad in zip(model.replicated.values(), replicated.split(sizes), strict=True):
-        value.grad = grad.view(value.shape).clone()
+        value.grad = grad.view(value.shape)
     for layer, grads in zip(model.layers, layers, strict=True):
         for parameter, grad in zip(layer.parameters(), grads, strict=True):
             assert isinstance(parameter, nn.Parameter)

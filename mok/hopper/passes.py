@@ -1,9 +1,9 @@
 """The Hopper passes for a mok.Workspace: which workspace of kernels, how many rows, which knobs.
 
 It exists so that the operators and the functional API run the same code, as mok.engine does for the
-portable backend. A backward is that of the kernels where support.backward_wanted() says so, else
-the portable one; what that needs of this forward, bit for bit, is saved or computed again here. Its
-callers have checked the tensors.
+portable backend. A backward is that of the kernels unless support.backward_wanted() says that it
+is the portable one; what that needs of this forward, bit for bit, is saved or computed again here.
+Its callers have checked the tensors.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It exists so that `backend="auto"`, `backend="hopper"`, fake tensors and `mok env` give one answer.
 It asks for devices, packages and sizes only, never for addresses or values, so the answer is known
 before a call runs and is the same for fake tensors. Refuses to fall back where "hopper" was asked
-for by name.
+for by name, and a MOK_HOPPER_BACKWARD that is neither 0 nor 1.
 """
 
 from __future__ import annotations
@@ -22,18 +22,33 @@ Backend = Literal["auto", "hopper", "portable"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 CAPABILITY = (9, 0)
 SHAPES = "H and I multiples of 64, K 1 to 16, at most 1024 experts a rank"
-
-
 BACKWARD_VARIABLE = "MOK_HOPPER_BACKWARD"
 
 
 def backward_wanted() -> bool:
-    """Whether backwards of Hopper forwards run on the Hopper backend too; else on the portable one.
+    """Whether backwards of Hopper forwards run on the Hopper backend too, as they do by default.
 
-    Asked for by an environment variable (1), equal on all ranks, until it has been measured on
-    GPUs: so far its kernels were compiled, and run by an emulator only.
+    MOK_HOPPER_BACKWARD=0, on all ranks, gives them to the portable backend: to compare both, or to
+    rule the kernels out. Raises InputError when the variable holds something else than 0 or 1.
     """
-    return os.environ.get(BACKWARD_VARIABLE, "") == "1"
+    given = os.environ.get(BACKWARD_VARIABLE, "")
+    if given not in ("", "0", "1"):
+        raise InputError(
+            f"{BACKWARD_VARIABLE} = {given!r}; allowed: 1 or nothing for the kernels' backward, 0 "
+            "for the portable one. Unset it for the default, on all ranks."
+        )
+    return given != "0"
+
+
+def describe_backward() -> str:
+    """Who computes backwards of Hopper forwards, for `mok env`, or what is wrong."""
+    try:
+        wanted = backward_wanted()
+    except InputError as error:
+        return f"not usable, every call is refused: {error}"
+    if not wanted:
+        return f"the portable backend, for {BACKWARD_VARIABLE}=0"
+    return "the kernels"
 
 
 def check_backend(backend: str) -> None:
@@ -150,5 +165,6 @@ def backend_here() -> tuple[str, str]:
     problem = device_problem(device)
     if problem is not None:
         return "portable", f"no Hopper backend on {name}: {problem}"
-    backward = "backward too, on trial" if backward_wanted() else "backward is portable"
-    return "hopper", f"{name}; forward where shapes allow ({SHAPES}), else portable; {backward}"
+    return "hopper", (
+        f"{name}; where shapes allow ({SHAPES}), else portable; backward: {describe_backward()}"
+    )

@@ -133,11 +133,11 @@ def test_the_backward_on_a_gpu_is_the_kernels_or_an_error(
     cases: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
-    monkeypatch.delenv(BACKWARD_VARIABLE, raising=False)
+    monkeypatch.setenv(BACKWARD_VARIABLE, "0")
     cases.insist_on_backward(on_cpu)
-    with pytest.raises(UnsupportedError, match=f"set {BACKWARD_VARIABLE}=1"):
+    with pytest.raises(UnsupportedError, match=f"{BACKWARD_VARIABLE}=0; unset it"):
         cases.insist_on_backward(on_gpu)
-    monkeypatch.setenv(BACKWARD_VARIABLE, "1")
+    monkeypatch.delenv(BACKWARD_VARIABLE)
     cases.insist_on_backward(on_gpu)
 
 

@@ -17,7 +17,7 @@ READERS = (
 )
 NAMES = (
     *(*READERS, "options", "steps", "commands", "parts", "one_gpu"),
-    *("training_model", "training", "recording"),
+    *("side_by_side", "training_model", "training_rows", "training", "recording"),
 )
 
 Json = dict[str, Any]

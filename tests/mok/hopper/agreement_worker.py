@@ -273,18 +273,21 @@ def right_gradients(p: SimpleNamespace) -> None:
 def check_backward(rank: int, counts: Counts) -> None:
     """The backward of the layer: portable, with collectives every time, then by the kernels."""
     p = part(rank)
-
+    os.environ[support.BACKWARD_VARIABLE] = "0"
     for _ in range(2):
         with counts.some():
             right_gradients(p)
     # The forward kept what a static rule says, which fake tensors know too.
     assert SAVED[-1] == group_saved_rows(p.x.shape[0], 2, 2)
-    os.environ[support.BACKWARD_VARIABLE] = "1"
+    del os.environ[support.BACKWARD_VARIABLE]
     with counts.some():
         right_gradients(p)
     with counts.none():
         right_gradients(p)
-    # Ranks that do not all ask for it.
+    os.environ[support.BACKWARD_VARIABLE] = "1" if rank else ""  # the same as unset
+    with counts.none():
+        right_gradients(p)
+    # Ranks that do not all say the same.
     os.environ[support.BACKWARD_VARIABLE] = str(rank)
     functional.clear_workspace_cache()
     raises(
@@ -292,7 +295,17 @@ def check_backward(rank: int, counts: Counts) -> None:
         "MOK_HOPPER_BACKWARD differs between ranks: rank 0 has 0, rank 1 has 1",
         lambda: layer(p),
     )
+    # What one rank may not say, all are told: at a forward, and at a portable backward.
+    refused = "rank 1: MOK_HOPPER_BACKWARD = 'yes'; allowed: 1 or nothing"
+    os.environ[support.BACKWARD_VARIABLE] = "yes" if rank else "0"
+    raises(InputError, refused, lambda: layer(p))
+    os.environ[support.BACKWARD_VARIABLE] = "0"
+    x = p.x.clone().requires_grad_()
+    out = layer(SimpleNamespace(**{**vars(p), "x": x}))
+    os.environ[support.BACKWARD_VARIABLE] = "yes" if rank else "0"
+    raises(InputError, refused, lambda: torch.autograd.grad(out, x, CASE.d_out[p.rows]))
     del os.environ[support.BACKWARD_VARIABLE]
+    functional.clear_workspace_cache()
     with counts.some():
         right(p, layer(p))
 

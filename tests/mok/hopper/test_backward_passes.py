@@ -48,7 +48,7 @@ def launches(monkeypatch) -> SimpleNamespace:
 
     for place in ("mok.hopper.support", "mok.workspaces", "mok.functional"):
         monkeypatch.setattr(f"{place}.device_problem", lambda device: None)
-    monkeypatch.setenv(support.BACKWARD_VARIABLE, "1")
+    monkeypatch.delenv(support.BACKWARD_VARIABLE, raising=False)
     monkeypatch.setattr(passes, "launch", forward)
     monkeypatch.setattr(passes, "launch_backward", backward)
     monkeypatch.setattr(
@@ -99,10 +99,33 @@ def test_gradients_are_those_of_the_portable_backend(launches, shared, routing):
     assert given.kept.gate.shape[0] == launches.forward[0]["saved"]
 
 
-def test_without_the_variable_a_backward_is_portable(launches, monkeypatch):
-    monkeypatch.delenv(support.BACKWARD_VARIABLE)
-    _gradients(_case())
-    assert (len(launches.forward), len(launches.backward)) == (1, 0)
+@pytest.mark.parametrize(("given", "kernels"), [("", 1), ("1", 1), ("0", 0)])
+def test_the_variable_gives_backwards_to_the_portable_backend(
+    launches, monkeypatch, given, kernels
+):
+    monkeypatch.setenv(support.BACKWARD_VARIABLE, given)
+    case = _case()
+    found = _gradients(case)
+    assert (len(launches.forward), len(launches.backward)) == (1, kernels)
+    _functional(case, _workspace("auto"), recompute=False)
+    assert (len(launches.forward), len(launches.backward)) == (2, 2 * kernels)
+    wanted = _gradients(case, backend="portable")
+    assert [n for n in wanted if not same_bits(found[n], wanted[n])] == []
+
+
+def test_widths_that_the_kernels_do_not_take_are_portable_in_both_directions(launches):
+    case = exact_case(20, 64, 72, 4, 2, "unused-slots")
+    wanted, found = _gradients(case, backend="portable"), _gradients(case)
+    assert (launches.forward, launches.backward) == ([], [])
+    assert [n for n in wanted if not same_bits(found[n], wanted[n])] == []
+
+
+def test_another_value_of_the_variable_is_refused_whatever_the_backend(launches, monkeypatch):
+    monkeypatch.setenv(support.BACKWARD_VARIABLE, "yes")
+    for backend in ("auto", "portable"):
+        with pytest.raises(InputError, match=r"MOK_HOPPER_BACKWARD = 'yes'; allowed: 1 or nothing"):
+            _gradients(_case(), backend=backend)
+    assert launches.forward == []
 
 
 def test_frozen_weights_are_not_asked_for(launches):

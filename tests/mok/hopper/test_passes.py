@@ -1,4 +1,4 @@
-"""The Hopper forward behind mok.moe and mok.functional, simulated on a CPU.
+"""The Hopper forward behind mok.moe and mok.functional, simulated on a CPU; portable backwards.
 
 The launch is replaced by one that gives the kernel's results in the kernel's layout, computed by
 the portable backend. So outputs and gradients must be the portable ones bit for bit, whatever was
@@ -20,7 +20,7 @@ from mok import functional, operators
 from mok.config import MoKConfig
 from mok.errors import InputError, RoutingError
 from mok.exact import exact_case, same_bits
-from mok.hopper import passes, pools
+from mok.hopper import passes, pools, support
 from mok.hopper.deferred import DeferredSchedule
 from mok.hopper.layout import Segments
 from mok.hopper.passes import Knobs
@@ -32,7 +32,7 @@ WEIGHTS = ("w_gate", "w_up", "w_down")
 
 @pytest.fixture
 def launches(monkeypatch) -> list[dict[str, Any]]:
-    """As if this CPU ran the Hopper kernels; every launch is noted."""
+    """As if this CPU ran the Hopper kernels of the forward; every launch is noted."""
     fakes, calls = Fakes(), []
 
     def launch(workspace, problem, **options):
@@ -41,6 +41,7 @@ def launches(monkeypatch) -> list[dict[str, Any]]:
 
     for place in ("mok.hopper.support", "mok.workspaces", "mok.functional"):
         monkeypatch.setattr(f"{place}.device_problem", lambda device: None)
+    monkeypatch.setenv(support.BACKWARD_VARIABLE, "0")
     monkeypatch.setattr(passes, "launch", launch)
     monkeypatch.setattr(
         pools, "_open", lambda sizes, segments, *_: fakes.workspace(sizes, segments=segments)

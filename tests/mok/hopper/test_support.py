@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
+from click.testing import CliRunner
 
 import mok
 from mok import environment
+from mok.cli import main
 from mok.config import MoKConfig
 from mok.errors import InputError, UnsupportedError
 from mok.exact import exact_case, same_bits
@@ -80,6 +84,44 @@ def test_a_missing_compiler_is_named(monkeypatch):
 def test_env_says_that_there_is_no_device():
     facts = environment.describe()
     assert (facts["backend"], facts["reason"]) == ("portable", "torch sees no CUDA device")
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, True), ("", True), ("1", True), ("0", False)])
+def test_backwards_are_the_kernels_unless_the_variable_says_0(monkeypatch, given, wanted):
+    monkeypatch.delenv(support.BACKWARD_VARIABLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(support.BACKWARD_VARIABLE, given)
+    assert support.backward_wanted() is wanted
+    told = environment.describe()["hopper_backward"]
+    assert told == ("the kernels" if wanted else "the portable backend, for MOK_HOPPER_BACKWARD=0")
+
+
+@pytest.mark.parametrize("given", ["2", "on", " 1", "true"])
+def test_another_value_is_refused_and_env_says_so(monkeypatch, given):
+    monkeypatch.setenv(support.BACKWARD_VARIABLE, given)
+    with pytest.raises(InputError, match=f"MOK_HOPPER_BACKWARD = '{given}'; allowed: 1 or nothing"):
+        support.backward_wanted()
+    result = CliRunner().invoke(main, ["env", "--json"])
+    assert (result.exit_code, result.exception) == (0, None)
+    told = json.loads(result.output)["hopper_backward"]
+    assert told.startswith(
+        f"not usable, every call is refused: MOK_HOPPER_BACKWARD = '{given}'; al"
+    )
+
+
+def test_on_a_gpu_the_reason_says_who_computes_backwards(hopper_device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    told = {}
+    for given in ("", "0", "2"):
+        monkeypatch.setenv(support.BACKWARD_VARIABLE, given)
+        backend, told[given] = support.backend_here()
+        assert backend == "hopper"
+    assert told[""].startswith("NVIDIA H200; where shapes allow (")
+    assert told[""].endswith("; backward: the kernels")
+    assert told["0"].endswith("; backward: the portable backend, for MOK_HOPPER_BACKWARD=0")
+    assert "; backward: not usable, every call is refused: MOK_HOPPER_BACKWARD = '2'" in told["2"]
 
 
 def test_an_unknown_backend_is_refused_everywhere():
