@@ -14,6 +14,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -29,13 +30,12 @@ _INNER_BYTES = 128  # of a box; what the swizzle spans
 _MOST_BOX = 256
 
 
-@dataclass(frozen=True)
-class MapSpec:
+class MapSpec(NamedTuple):
     """A bf16 tensor for the copy engine, innermost dimension first.
 
     pointer: address. sizes: elements. strides: bytes, of all dimensions but the innermost, which is
     contiguous. box: elements of what one load or store moves; it may reach over the borders.
-    Raises InputError for what the hardware cannot address.
+    A call makes some twenty of them to look up maps, so nothing is checked before one is encoded.
     """
 
     pointer: int
@@ -43,36 +43,38 @@ class MapSpec:
     strides: tuple[int, ...]
     box: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if self.pointer == 0 or self.pointer % ALIGNMENT:
-            raise InputError(
-                f"a tensor for TMA begins at address {self.pointer:#x}; allowed: a multiple of "
-                f"{ALIGNMENT} bytes. Clone the tensor."
-            )
-        rank = len(self.sizes)
-        if rank not in (2, 3) or len(self.strides) != rank - 1 or len(self.box) != rank:
-            raise InputError(
-                f"a tensor map has sizes {self.sizes}, strides {self.strides} and box {self.box}; "
-                "allowed: two or three sizes, as many box sizes, one stride fewer."
-            )
-        if min(self.sizes) < 1 or max(self.sizes) > 2**32:
-            raise InputError(
-                f"a tensor map has sizes {self.sizes}; allowed: 1 to 2^32 each. Give a tensor that "
-                "is not empty."
-            )
-        if any(stride % ALIGNMENT or not 0 < stride < 2**40 for stride in self.strides):
-            raise InputError(
-                f"a tensor map has strides of {self.strides} bytes; allowed: multiples of "
-                f"{ALIGNMENT} below 2^40. Make the innermost size a multiple of "
-                f"{ALIGNMENT // _BYTES} elements."
-            )
-        if not all(1 <= size <= _MOST_BOX for size in self.box):
-            raise InputError(f"a tensor map has box {self.box}; allowed: 1 to {_MOST_BOX} each.")
-        if self.box[0] * _BYTES > _INNER_BYTES:
-            raise InputError(
-                f"a tensor map has {self.box[0]} elements along the innermost side of its box; "
-                f"allowed: at most {_INNER_BYTES // _BYTES}, what the swizzle spans."
-            )
+
+def check_map(spec: MapSpec) -> None:
+    """Raises InputError for what the hardware cannot address."""
+    if spec.pointer == 0 or spec.pointer % ALIGNMENT:
+        raise InputError(
+            f"a tensor for TMA begins at address {spec.pointer:#x}; allowed: a multiple of "
+            f"{ALIGNMENT} bytes. Clone the tensor."
+        )
+    rank = len(spec.sizes)
+    if rank not in (2, 3) or len(spec.strides) != rank - 1 or len(spec.box) != rank:
+        raise InputError(
+            f"a tensor map has sizes {spec.sizes}, strides {spec.strides} and box {spec.box}; "
+            "allowed: two or three sizes, as many box sizes, one stride fewer."
+        )
+    if min(spec.sizes) < 1 or max(spec.sizes) > 2**32:
+        raise InputError(
+            f"a tensor map has sizes {spec.sizes}; allowed: 1 to 2^32 each. Give a tensor that "
+            "is not empty."
+        )
+    if any(stride % ALIGNMENT or not 0 < stride < 2**40 for stride in spec.strides):
+        raise InputError(
+            f"a tensor map has strides of {spec.strides} bytes; allowed: multiples of "
+            f"{ALIGNMENT} below 2^40. Make the innermost size a multiple of "
+            f"{ALIGNMENT // _BYTES} elements."
+        )
+    if not all(1 <= size <= _MOST_BOX for size in spec.box):
+        raise InputError(f"a tensor map has box {spec.box}; allowed: 1 to {_MOST_BOX} each.")
+    if spec.box[0] * _BYTES > _INNER_BYTES:
+        raise InputError(
+            f"a tensor map has {spec.box[0]} elements along the innermost side of its box; "
+            f"allowed: at most {_INNER_BYTES // _BYTES}, what the swizzle spans."
+        )
 
 
 def rows_spec(pointer: int, rows: int, columns: int, box_rows: int) -> MapSpec:
@@ -138,12 +140,13 @@ class MapCache:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def get(self, spec: MapSpec) -> TensorMap:
-        """The map of a spec; not to be changed, others get the same."""
+        """The map of a spec; not to be changed, others get the same. May raise."""
         with self._lock:
             found = self._made.get(spec)
             if found is not None:
                 self._made.move_to_end(spec)
                 return found
+            check_map(spec)
             made = tensor_map(self.encoder(spec))
             self._made[spec] = made
             if len(self._made) > self.most:

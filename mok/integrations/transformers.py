@@ -28,17 +28,27 @@ from torch import Tensor, nn
 from mok.config import MoKConfig
 from mok.errors import InputError, UnsupportedError
 from mok.hopper.support import check_backend
+from mok.integrations import marks
 from mok.integrations.fitting import swiglu_limit
 from mok.layer import moe
 
 try:
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
+    import transformers
 except ImportError as error:
     raise ImportError(
-        "mok.integrations.transformers needs transformers 5.24 or newer, with its table of experts "
-        f"implementations; install mok-verify[transformers] ({error})"
+        f"mok.integrations.transformers needs transformers {marks.OLDEST} or newer, below 6; "
+        f"install mok-verify[transformers] ({error})"
     ) from error
+try:
+    from transformers.integrations.moe import (
+        ALL_EXPERTS_FUNCTIONS,
+        ExpertsInterface,
+        use_experts_implementation,
+    )
+except ImportError as error:  # before 5.0, experts are modules of their own
+    raise marks.unsuited(transformers.__version__, str(error)) from error
 
+_KNOWN = marks.marks_of(use_experts_implementation, transformers.__version__)
 NAME = "mok"
 Experts = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
 
@@ -70,7 +80,7 @@ def check(model: nn.Module) -> int:
         if hasattr(module, "down_proj") and hasattr(type(module), "_apply_gate")
     ]
     for module in found:
-        swiglu_limit(module)
+        swiglu_limit(module, _KNOWN)
     if not found:
         raise UnsupportedError(
             f"{type(model).__name__} has no experts module that transformers lets others run; "
@@ -84,11 +94,13 @@ def _experts_forward(backend: str, config: MoKConfig | None) -> Experts:
         self: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
     ) -> Tensor:
         """hidden_states [T, H], top_k_index [T, K], top_k_weights [T, K]; out [T, H]."""
-        limit = swiglu_limit(self)
+        limit = swiglu_limit(self, _KNOWN)
         gate_up, down = _weights(self, hidden_states)
         gate, up = gate_up.chunk(2, dim=1)
-        if getattr(self, "_is_expert_parallel", False):  # ids of other ranks' experts are E
-            top_k_index = torch.where(top_k_index < gate_up.shape[0], top_k_index, -1)
+        # Ids of other ranks' experts are E. Before 5.18 nothing marks experts that are split, and
+        # the library's own implementations leave E out of any.
+        if getattr(self, "_is_expert_parallel", True):
+            top_k_index = torch.where(top_k_index == gate_up.shape[0], -1, top_k_index)
         out = moe(
             hidden_states.contiguous(),
             top_k_index.to(torch.int64).contiguous(),

@@ -124,6 +124,15 @@ class Keeper:
             first = self._orders.keep[0][1:] == (number, *place, occurrence)
             self._keep(_name((*place, occurrence)), local, 0 if first else self._bytes)
 
+    def pass_over(self, number: int, place: tuple[str, str, str], why: str) -> None:
+        """Takes note of an event of step `number` whose tensor cannot be had."""
+        wanted = self._wanted.get(number, {}).get(place)
+        if wanted is not None:
+            occurrence = self._seen.get(place, 0)
+            self._seen[place] = occurrence + 1
+            if occurrence in wanted:
+                self._left[_name((*place, occurrence))] = why
+
     def close(self, number: int) -> None:
         """A step has ended: writes what was kept of it."""
         if number == START and self._orders.narrow:

@@ -8,7 +8,8 @@ A step ends behind `optimizer.step()`: it holds the inputs, outputs and gradient
 the order of execution, the parameters' gradients as the optimizer found them, and behind them the
 parameters, buffers, optimizer state and random-number state that it left. Step -1 is the state at
 the start. Recording changes no bit of the run: it draws no random numbers, adds no node to the
-graph, and leaves what torch.compile compiles alone.
+graph, and leaves what torch.compile compiles alone. What is captured into a CUDA graph inside of
+the `with` is recorded at each of its replays (`graphs`).
 
 Refuses a second recording inside of one, and a folder that has one of this rank already.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +39,7 @@ from verify.hashing import dtype_name
 from verify.replaying.orders import given
 from verify.tracing.definitions import LEVELS, START
 from verify.tracing.files import Header, TraceWriter
+from verify.tracing.graphs import Captured, GraphEvent, GraphWatch, capturing
 from verify.tracing.hooks import ModuleHooks, gradients_follow
 from verify.tracing.keeping import Keeper
 from verify.tracing.queues import DigestQueue
@@ -83,6 +85,10 @@ def record(
     if _active:
         raise UnsupportedError(
             "a recording is under way: end it first, or give one module that holds both models"
+        )
+    if capturing():
+        raise UnsupportedError(
+            "a recording cannot begin while a CUDA graph is captured: begin it before"
         )
     recorder = Recorder(Path(folder), model, listed_optimizers(optimizer), level, overwrite)
     _active.append(recorder)
@@ -154,6 +160,7 @@ class Recorder:
         self._state, self._queue = ModelState(model), DigestQueue()
         self.hooks = ModuleHooks(model, self)
         self._lock, self._busy = threading.RLock(), threading.local()
+        self._graphs = GraphWatch(self, model, level)
         self._undo = ExitStack()
         self._entries: list[int] = []
         self._waiting: tuple[int, list[int], Any, bool] | None = None
@@ -169,13 +176,21 @@ class Recorder:
         return self._open and not getattr(self._busy, "busy", False)
 
     @property
+    def number(self) -> int:
+        """Of the step that is being recorded."""
+        return self._number
+
+    @property
     def path(self) -> Path:
         """The file of this rank."""
         return self._writer.path
 
     def step(self) -> None:
-        """Ends the step here. Directly behind the end of a step it does nothing."""
-        if self._open and self._entries:
+        """Ends the step here. Directly behind the end of a step it does nothing. While a CUDA graph
+        is captured: the step ends behind each of its replays."""
+        if self._open and self._graphs.capturing():
+            self._graphs.ends_step(None, True)
+        elif self._open and self._entries:
             if self._keeper is not None:
                 self._keeper.stop(self._number)
             self._border()
@@ -186,6 +201,7 @@ class Recorder:
         self._border()
         self.hooks.attach()
         self._undo.callback(self.hooks.detach)
+        self._undo.enter_context(self._graphs.attached())
         self._undo.enter_context(listened(LayerStages(self)))
         self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
@@ -221,6 +237,41 @@ class Recorder:
         held = (Held(name, kind, path, t) for path, t in found)
         self._take(module, held, enters=self._keeper is not None and self._enters(kind))
 
+    def skip(self, what: str, why: str) -> None:
+        """Notes a value that has no digest; of the same ones, the first reason."""
+        self._skipped.setdefault(what, why)
+
+    def replay(self, captured: Captured, run: Callable[[], Any]) -> Any:
+        """Runs a replay of a CUDA graph, and appends the events that were captured with it."""
+        if self._keeper is not None:
+            if captured.ends:
+                self._keeper.stop(self._number)
+            self._take("", ())  # the state before, where a step begins
+        self._busy.busy = True
+        try:
+            with self._lock, torch.no_grad():
+                before, digests = len(self._entries), captured.digests
+                if digests is None:
+                    result = run()
+                else:
+                    digests.clear()
+                    result = run()
+                    try:
+                        places = [event.rows for event in captured.events]
+                        self._queue.put_rows(digests.index, digests.lanes(), places)
+                        for event in captured.events:
+                            self._append_replayed(event)
+                    except BaseException:
+                        del self._entries[before:]
+                        self._queue.keep(before)
+                        raise
+        finally:
+            self._busy.busy = False
+        self._stepped += [kept for one in captured.optimizers if (kept := one()) is not None]
+        if captured.ends:
+            self._border()
+        return result
+
     def running_module(self) -> str:
         """The module whose forward is running, for operations."""
         return self.hooks.running()
@@ -237,8 +288,9 @@ class Recorder:
         self._busy.busy = True
         try:
             with self._lock, torch.no_grad():
-                if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-                    return  # what a graph replays calls no hook, so this would be there once only
+                if self._graphs.capturing():  # an event of each replay, and none of now
+                    self._graphs.take(module, held)
+                    return
                 before = len(self._entries)
                 if self._keeper is not None:
                     opens = self._keeper.opens(before == 0, enters)
@@ -259,13 +311,20 @@ class Recorder:
             local, whole = located(one.value)
             self._queue.put(local, whole, again=one.kind in _REPEATED)
         except UnsupportedError as error:
-            self._skipped.setdefault(f"{one.kind} of {one.name} {one.path}".rstrip(), str(error))
+            self.skip(f"{one.kind} of {one.name} {one.path}".rstrip(), str(error))
             return
         if self._keeper is not None:
             self._keeper.see(self._number, one, local)
         fields = (one.name, one.kind, one.path, one.dtype or dtype_name(local.dtype))
         shape = tuple(local.shape)
         self._entries.append(self._writer.define(*fields, shape, module=module, whole=whole))
+
+    def _append_replayed(self, one: GraphEvent) -> None:
+        if self._keeper is not None:
+            why = "it is inside of a CUDA graph, which writes over it before anybody could copy it"
+            self._keeper.pass_over(self._number, (one.name, one.kind, one.path), why)
+        fields = (one.name, one.kind, one.path, one.dtype, one.shape)
+        self._entries.append(self._writer.define(*fields, module=one.module, whole=one.whole))
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._open and self._follows(optimizer):
@@ -281,8 +340,12 @@ class Recorder:
         if self._open and self._follows(optimizer) and self._stepping:
             self._stepping.pop()
             if not self._stepping:  # not of an optimizer that another one drives
+                last = self._optimizers is None or optimizer is self._optimizers[-1]
+                if self._graphs.capturing():
+                    self._graphs.ends_step(optimizer, last)
+                    return
                 self._stepped.append(optimizer)
-                if self._optimizers is None or optimizer is self._optimizers[-1]:
+                if last:
                     self._border()
 
     def _follows(self, optimizer: Optimizer) -> bool:

@@ -1,8 +1,9 @@
 """Digests of tensors that are met again unchanged: a module's output is its parent's, and the next
 one's input.
 
-On a CPU a digest costs 2 ns a word, and most tensors of a model are met twice or more. One is taken
-for unchanged if it is the same object, its version counter has not moved, and the sums over its
+By numpy a digest costs 2 ns a word, and most tensors of a model are met twice or more. (Compiled
+code reads them again in as much time as this takes, and this is not asked.) One is taken for
+unchanged if it is the same object, its version counter has not moved, and the sums over its
 rows and its columns are what they were. The counter alone would not do: foreign code and `.data`
 write past it, and to see what such code does is what recordings are for.
 """

@@ -56,8 +56,13 @@ def test_weights_are_described_per_expert_and_may_be_strided():
     ],
 )
 def test_what_the_hardware_cannot_address_is_refused(spec, told):
-    with pytest.raises(InputError, match=told):
-        MapSpec(*spec)
+    encoder = Encoder()
+    cache = MapCache(encoder=encoder)
+    for _ in range(2):  # a refusal leaves nothing behind
+        with pytest.raises(InputError, match=told):
+            cache.get(MapSpec(*spec))
+    assert encoder.calls == []
+    assert len(cache) == 0
 
 
 def test_a_weight_of_another_form_is_refused():

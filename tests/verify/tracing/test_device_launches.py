@@ -1,0 +1,163 @@
+"""Launches of a recording on a device, with a kernel made of numpy that reads the same table.
+
+What the kernel itself computes is tested on a GPU; here it is what it is told: the rows of a step
+that is like the last one, and of one that is not, and where the lanes are found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mok.jit import Kernel
+from verify.device_dense import DenseMemory
+from verify.device_kernel import Loaded
+from verify.device_parts import FIELDS
+from verify.hashing import digest_tensor
+from verify.lanes import DEFAULT_SEED, LaneSum, key_seeds
+from verify.tracing import device_launches
+from verify.tracing.device_launches import LaneRows, StreamLaunches
+from verify.tracing.queues import fill
+
+CPU = torch.device("cpu")
+
+
+class NumpyKernel:
+    """Reads the table and adds lanes where it is told, as csrc/digest/digest.cu does."""
+
+    def __init__(self) -> None:
+        self.launches, self.prepared = 0, 0
+
+    def prepare(self, *args: Any, grid: int, block: int, shared: int) -> Callable[[], None]:
+        self.prepared += 1
+        parts, count, tiles, first, second, out, step = args
+        widths = (ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64)
+        assert (type(count), type(tiles), type(first)) == widths
+        assert (first.value, second.value) == key_seeds(DEFAULT_SEED)
+        assert step.value == 1
+
+        def launch() -> None:
+            self.launches += 1
+            assert 1 <= grid <= tiles.value
+            table = _words(parts.value, count.value * FIELDS).reshape(-1, FIELDS)
+            for row in table:
+                data = (ctypes.c_uint8 * int(row[3])).from_address(int(row[0]))
+                total = LaneSum(DEFAULT_SEED)
+                total.add(np.frombuffer(data, np.uint8), 0)
+                _words(out.value + 32 * int(row[7]), 4)[:] += np.array(total.lanes(), np.uint64)
+
+        return launch
+
+
+def _words(address: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    return np.frombuffer((ctypes.c_uint64 * count).from_address(address), np.uint64)
+
+
+def launches(part_rows: int) -> tuple[NumpyKernel, StreamLaunches]:
+    kernel = NumpyKernel()
+    found = Loaded(cast(Kernel, kernel), blocks=3)
+    return kernel, StreamLaunches(found, CPU, pinned=False, part_rows=part_rows)
+
+
+def dense(tensors: list[torch.Tensor]) -> DenseMemory:
+    addresses = [t.data_ptr() for t in tensors]
+    return DenseMemory(0, addresses, tuple(t.nbytes for t in tensors))
+
+
+def lanes_of(chunks: list[torch.Tensor], row: int) -> tuple[int, ...]:
+    return tuple(torch.cat(chunks).numpy().view(np.uint64)[row].tolist())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 9000), min_size=1, max_size=4), min_size=1, max_size=12),
+    st.integers(4, 12),
+)
+def test_every_launch_reads_what_is_there_now(steps: list[list[int]], part_rows: int) -> None:
+    """Over tables that are full and begun anew, and twice with other values at the same places."""
+    _, stream = launches(part_rows)
+    memory = {size: torch.empty(size, dtype=torch.uint8) for sizes in steps for size in sizes}
+    for number in range(2):
+        room, chunks = LaneRows(CPU), []
+        for place, sizes in enumerate(steps):
+            tensors = [memory[size] for size in sizes]
+            for t in tensors:
+                t.fill_(17 * number + place)
+            out, first = room.take(len(tensors), chunks)
+            stream.launch(dense(tensors), out)
+            for at, t in enumerate(tensors, first):
+                assert lanes_of(chunks, at) == digest_tensor(t).lanes
+
+
+def test_a_step_like_the_last_one_brings_nothing_to_the_device(monkeypatch: Any) -> None:
+    kernel, stream = launches(64)
+    brought = []
+    bring = StreamLaunches._bring
+    monkeypatch.setattr(
+        StreamLaunches, "_bring", lambda self, told: brought.append(1) or bring(self, told)
+    )
+    tensors = [torch.randn(5000), torch.randn(30)]
+    for _ in range(3):
+        room, chunks = LaneRows(CPU), []
+        for some in (tensors, tensors[:1], tensors[1:]):
+            stream.launch(dense(some), room.take(len(some), chunks)[0])
+        assert len(chunks) == 1
+    assert (kernel.launches, len(brought)) == (9, 3)
+    assert kernel.prepared == 3  # one for each grid: 3, 2 and 1 blocks
+    stream.launch(dense([tensors[0][1:], tensors[1]]), room.take(2, chunks)[0])  # elsewhere
+    stream.launch(dense([tensors[0], tensors[1][:29]]), room.take(2, chunks)[0])  # shorter
+    assert len(brought) == 5
+
+
+def test_lanes_of_a_new_chunk_are_counted_behind_what_others_brought(monkeypatch: Any) -> None:
+    monkeypatch.setattr(device_launches, "CHUNK", 5)
+    room, chunks = LaneRows(CPU), []
+    firsts = [room.take(2, chunks)[1], room.take(2, chunks)[1]]
+    chunks.append(torch.ones((7, 4), dtype=torch.int64))  # a plan's, or a graph's
+    firsts += [room.take(2, chunks)[1], room.take(3, chunks)[1]]
+    address, last = room.take(1, chunks)
+    assert firsts == [0, 2, 12, 14]
+    assert last == 17
+    assert [len(one) for one in chunks] == [5, 7, 5, 5]
+    assert address == chunks[-1].data_ptr()
+    assert not chunks[-1].any()
+
+
+def test_lanes_find_their_places() -> None:
+    words = np.arange(40, dtype=np.uint64).reshape(10, 4)
+    words[9] = 2**64 - 1
+    lanes = bytearray(b"\xff" * 160)
+    fill(lanes, words, [(32, 0, 7, 1), (96, 0, 8, 2), (0, 0, 3, 1), (128, 0, 0, 0)])
+    found = np.frombuffer(bytes(lanes), "<u8").reshape(5, 4).tolist()
+    wide = 2**64 - 1
+    assert found[0] == [12, 13, 14, 15]
+    assert found[1] == [28, 29, 30, 31]
+    assert found[2] == [wide] * 4  # nobody's
+    assert found[3] == [31, 32, 33, 34]  # added mod 2**64
+    assert found[4] == [0] * 4
+    fill(lanes, words, [])
+    assert found == np.frombuffer(bytes(lanes), "<u8").reshape(5, 4).tolist()
+
+
+def test_a_kernel_is_compared_with_the_host_before_it_is_used():
+    kernel, made = launches(8)
+    assert made.agrees()
+    assert kernel.launches == 1
+
+
+class Idle(NumpyKernel):
+    """Is launched and does nothing."""
+
+    def prepare(self, *args: Any, grid: int, block: int, shared: int) -> Callable[[], None]:
+        return lambda: None
+
+
+def test_a_kernel_that_does_nothing_is_seen():
+    made = StreamLaunches(Loaded(cast(Kernel, Idle()), blocks=3), CPU, pinned=False)
+    assert not made.agrees()

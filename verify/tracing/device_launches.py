@@ -1,0 +1,171 @@
+"""Launches of the digest kernel for a recording: one call of the driver if a step is like the last.
+
+A recording launches hundreds of times a step, behind every module, so what a launch costs beside
+reading the tensors decides what recording costs. What the kernel is told of a tensor is where its
+bytes lie and how many there are, and torch's allocator gives a step's tensors the places of the
+last step's. So the rows of the kernel's table stay on the device, found by places and sizes alone,
+and the lanes come from a chunk that was zeroed at once: nothing is copied, allocated or waited for.
+No tensor is taken for another: equal rows tell of the same bytes, which are read at every launch.
+
+Rows belong to the stream that brought them there, and so do the lanes' chunks. Not for several
+threads at a time. Takes what `verify.device_dense.dense_memory` reads, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from verify.device_dense import DenseMemory, pack_wholes
+from verify.device_kernel import Loaded
+from verify.device_parts import FIELDS
+from verify.lanes import DEFAULT_SEED, LaneSum, key_seeds
+from verify.tracing.definitions import LANES_BYTES
+
+CHUNK = 8192  # rows of lanes, 256 KiB
+PART_ROWS = 8192  # of a stream's table, 2 MB on the device and as much pinned
+MOST = 4096  # tensors of a launch
+_SIZES_KEPT = 4096  # launches whose tiles are known by the sizes of their tensors
+_PART_BYTES = 8 * FIELDS
+
+
+class StreamLaunches:
+    """Launches on one stream of one device, which is current when this is made and used.
+
+    found: the kernel, which is there. device: where tensors are made. pinned: whether memory on the
+    host is pinned.
+    """
+
+    def __init__(
+        self,
+        found: Loaded,
+        device: torch.device,
+        *,
+        pinned: bool = True,
+        part_rows: int = PART_ROWS,
+    ) -> None:
+        self._found, self._device, self._pinned = found, device, pinned
+        self._part_rows = part_rows
+        self._known: dict[tuple[int, ...], tuple[int, int]] = {}  # address of its rows, and tiles
+        self._used = part_rows  # of the table, which is made at the first launch
+        self._table = self._staged = torch.empty(0, device="cpu")
+        self._launches: dict[int, Any] = {}
+        first, second = key_seeds(DEFAULT_SEED)
+        # The arguments of all launches: the driver reads them before its call returns.
+        self._parts, self._out = ctypes.c_void_p(), ctypes.c_void_p()
+        self._count, self._tiles = ctypes.c_uint32(), ctypes.c_uint64()
+        self._seeds = ctypes.c_uint64(first), ctypes.c_uint64(second)
+        self._step = ctypes.c_uint32(1)
+
+    def launch(self, dense: DenseMemory, out: int) -> None:
+        """Adds the lanes of tensors, at most MOST, to zeroed rows of lanes at address `out`."""
+        key = (*dense.addresses, *dense.sizes)
+        rows = self._known.get(key)
+        if rows is None:
+            rows = self._known[key] = self._bring(dense)
+        address, num_tiles = rows
+        self._parts.value, self._out.value = address, out
+        self._count.value, self._tiles.value = len(dense.sizes), num_tiles
+        grid = min(self._found.blocks, num_tiles)
+        launch = self._launches.get(grid)
+        if launch is None:
+            launch = self._launches[grid] = self._prepared(grid)
+        launch()
+
+    def agrees(self) -> bool:
+        """Whether a few bytes get the lanes that the host gives them. Waits for the device.
+
+        Rows of lanes are zero before a launch, as are those of a tensor of zeros: a kernel that
+        does not run would otherwise make all recordings equal.
+        """
+        data = torch.arange(1, 258, dtype=torch.int16, device="cpu")
+        chunks: list[Tensor] = []
+        with torch.inference_mode(False):
+            sample = data.to(self._device)
+        address, first = LaneRows(self._device).take(1, chunks)
+        self.launch(DenseMemory(0, [sample.data_ptr()], (sample.nbytes,)), address)
+        total = LaneSum(DEFAULT_SEED)
+        total.add(data.numpy().view(np.uint8), 0)
+        found = chunks[0][first].cpu().numpy().view(np.uint64)
+        return tuple(map(int, found)) == tuple(total.lanes())
+
+    def _bring(self, dense: DenseMemory) -> tuple[int, int]:
+        """Copies the rows that tell of tensors behind those of the table."""
+        count = len(dense.sizes)
+        if self._used + count > self._part_rows:
+            self._begin_table()
+        at, tuning = self._used, self._found.tuning
+        made, num_tiles = _packed(dense.sizes, tuning.geometry)
+        staged = self._staged[at : at + count]
+        words = staged.numpy().view(np.uint64)
+        words[...] = made
+        words[:, 0] = np.frombuffer(array("Q", dense.addresses), np.uint64)
+        # Asynchronous, and from rows that are not written again; torch keeps the pinned memory
+        # until it is done when this table makes room for the next one.
+        self._table[at : at + count].copy_(staged, non_blocking=True)
+        self._used += count
+        return self._table.data_ptr() + _PART_BYTES * at, num_tiles
+
+    def _begin_table(self) -> None:
+        """A new table: launches that read the old one come before anything that takes its memory,
+        since the stream is the same."""
+        shape = (self._part_rows, FIELDS)
+        with torch.inference_mode(False):
+            self._table = torch.empty(shape, dtype=torch.int64, device=self._device)
+            self._staged = torch.empty(
+                shape, dtype=torch.int64, device="cpu", pin_memory=self._pinned
+            )
+        self._known.clear()
+        self._used = 0
+
+    def _prepared(self, grid: int) -> Any:
+        kernel, tuning = self._found.kernel, self._found.tuning
+        assert kernel is not None
+        return kernel.prepare(
+            self._parts,
+            self._count,
+            self._tiles,
+            *self._seeds,
+            self._out,
+            self._step,
+            grid=grid,
+            block=tuning.threads,
+            shared=tuning.shared_bytes,
+        )
+
+
+class LaneRows:
+    """Zeroed rows of lanes for the launches of one step on one stream, chunk by chunk."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._first, self._address, self._used = 0, 0, CHUNK
+
+    def take(self, count: int, chunks: list[Tensor]) -> tuple[int, int]:
+        """Room for `count` rows: their address, and the first one's number among all chunks'.
+
+        chunks: of the device, int64 [n, 4] each, where a new one goes.
+        """
+        if self._used + count > CHUNK:
+            with torch.inference_mode(False):
+                chunk = torch.zeros((CHUNK, 4), dtype=torch.int64, device=self._device)
+            first = sum(map(len, chunks))
+            chunks.append(chunk)
+            self._first, self._address, self._used = first, chunk.data_ptr(), 0
+        at = self._used
+        self._used += count
+        return self._address + LANES_BYTES * at, self._first + at
+
+
+@functools.lru_cache(maxsize=_SIZES_KEPT)
+def _packed(sizes: tuple[int, ...], geometry: Any) -> tuple[np.ndarray[Any, Any], int]:
+    """The rows of tensors with these sizes, without their addresses, and the number of tiles."""
+    made, num_tiles = pack_wholes([0] * len(sizes), sizes, geometry)
+    made.setflags(write=False)
+    return made, num_tiles
