@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from mok.errors import UnsupportedError
 from mok.integrations.fitting import swiglu_limit
+from mok.integrations.marks import NAMES, Marks
 
 Gate = Callable[[nn.Module, Tensor], Tensor]
 
@@ -25,6 +26,10 @@ def _halves(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 def _plain(self: nn.Module, gate_up: Tensor) -> Tensor:
     gate, up = _halves(gate_up)
     return self.act_fn(gate) * up
+
+
+def _alternating(self: nn.Module, gate_up: Tensor) -> Tensor:
+    return self.act_fn(gate_up[..., ::2]) * gate_up[..., 1::2]
 
 
 def _in_float32(self: nn.Module, gate_up: Tensor) -> Tensor:
@@ -103,6 +108,12 @@ def test_what_fits(gate: Gate, attributes: dict[str, object], limit: float | Non
     [
         (_plain, {"is_transposed": True}, "stored transposed"),
         (_plain, {"is_concatenated": False}, "gate and up alternate"),
+        (
+            _alternating,
+            {"is_concatenated": False},
+            r"\(1\) columns of gate and up alternate.*proj\. ",
+        ),
+        (_alternating, {}, r"\(1\) columns of gate and up alternate in gate_up_proj\. mok"),
         (_plain, {"has_bias": True}, "biases"),
         (_plain, {"has_gate": False}, "it has no gate"),
         (_plain, {"has_post_expert_norm": True}, "normalises"),
@@ -148,6 +159,38 @@ def test_a_class_whose_gate_is_replaced_is_asked_again() -> None:
     type(module)._apply_gate = _exchanged
     with pytest.raises(UnsupportedError, match="not silu"):
         swiglu_limit(module)
+
+
+OLDER = Marks(said=tuple(name for name in NAMES if name != "has_post_expert_norm"))
+
+
+def test_a_mark_that_the_library_cannot_set_means_not_so() -> None:
+    silent = experts(has_post_expert_norm=None)
+    assert swiglu_limit(silent, OLDER) is None
+    with pytest.raises(UnsupportedError, match="does not say has_post_expert_norm"):
+        swiglu_limit(silent)
+    with pytest.raises(UnsupportedError, match="does not say has_gate"):
+        swiglu_limit(experts(has_post_expert_norm=None, has_gate=None), OLDER)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {"has_post_expert_norm": True},  # said all the same
+        {"has_post_expert_norm": None, "post_expert_norm": nn.LayerNorm(4)},
+    ],
+)
+def test_a_norm_that_the_library_cannot_mark_is_seen(attributes: dict[str, object]) -> None:
+    with pytest.raises(UnsupportedError, match=r"\(1\) it normalises the result of each expert\. "):
+        swiglu_limit(experts(**attributes), OLDER)
+
+
+def test_a_mark_that_mok_does_not_know_is_refused_where_it_is_set() -> None:
+    newer = Marks(others=(("has_scale", False), ("kernel", None)))
+    assert swiglu_limit(experts(), newer) is None
+    assert swiglu_limit(experts(has_scale=False), newer) is None
+    with pytest.raises(UnsupportedError, match=r"\(1\) it says has_scale, which mok does not know"):
+        swiglu_limit(experts(has_scale=True), newer)
 
 
 def test_without_transformers_the_import_says_what_to_install(

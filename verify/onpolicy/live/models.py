@@ -288,7 +288,7 @@ def _choose(model: nn.Module, name: str | None, method: str) -> None:
 def _import_mok() -> None:
     try:
         import mok.integrations.transformers  # noqa: F401
-    except ImportError as error:
+    except (ImportError, NotImplementedError) as error:  # no transformers, or another version
         raise UnsupportedError(f"--experts mok: {error}") from error
 
 
