@@ -13,7 +13,8 @@ torch.autocast to bf16. Refuses by name, when such a layer is called, what mok d
 experts transformers lets nobody else run (such as Llama 4) never calls what is registered, and runs
 its own code without a word: `check` refuses it. Where transformers splits experts over ranks, each
 rank's part is rounded to bf16 before transformers adds them up, so bits then depend on how many
-ranks there are.
+ranks there are. Works with transformers 5.7 and newer, below 6 (`marks` says why); the import
+raises UnsupportedError for another version, ImportError for none.
 
 Legend: T tokens, K slots, E experts, H hidden size, I width.
 """

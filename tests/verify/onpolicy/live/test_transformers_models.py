@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import transformers_models
 from torch import Tensor
 
-from verify.errors import InputFileError
+from verify.errors import InputFileError, UnsupportedError
 from verify.onpolicy.live import models
 from verify.onpolicy.live.calling import convention
 from verify.onpolicy.live.conditions import Request
@@ -100,6 +101,13 @@ def test_a_folder_is_read_from_the_disk_alone(folder, tmp_path):
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(InputFileError, match="transformers cannot load it"):
         models.load(str(tmp_path))
+
+
+def test_a_transformers_that_mok_cannot_use_is_named(folder, monkeypatch):
+    monkeypatch.delitem(sys.modules, "mok.integrations.transformers", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)
+    with pytest.raises(UnsupportedError, match=r"^--experts mok: .* cannot use transformers 5\."):
+        models.load(str(folder), experts="mok", device="cpu")
 
 
 def test_every_architecture_is_called_alike():
