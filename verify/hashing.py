@@ -85,6 +85,8 @@ def plain_tensor(t: torch.Tensor) -> torch.Tensor:
         raise UnsupportedError(_refusal(t))
     if torch._C._functorch.is_functorch_wrapped_tensor(t):
         raise UnsupportedError("no digest inside vmap, grad or jvp: take it of what they return")
+    if (t._is_zerotensor() or _is_freed(t)) and t.numel():  # to read there ends the process
+        raise UnsupportedError(_refusal_without_memory(t))
     return t.detach()
 
 
@@ -119,6 +121,20 @@ def _refusal(t: torch.Tensor) -> str:
     nested = t.is_nested and t.layout is torch.strided  # such a one has no shape, and raises
     shape = "" if nested else f", shape {tuple(t.shape)}"
     return f"no digest of {what}{shape}, dtype {t.dtype}: {instead}"
+
+
+def _is_freed(t: torch.Tensor) -> bool:
+    """Whether there are no bytes, where torch keeps a tensor's bytes in its storage."""
+    return (t.is_cpu or t.is_cuda) and not t.untyped_storage().nbytes()
+
+
+def _refusal_without_memory(t: torch.Tensor) -> str:
+    if t._is_zerotensor():
+        return f"no digest of zeros that torch keeps no memory of, shape {tuple(t.shape)}: clone it"
+    return (
+        f"no digest of a tensor whose memory was freed, shape {tuple(t.shape)}, dtype {t.dtype}: "
+        "its storage has 0 bytes; take it while they are there (FSDP frees gathered parameters)"
+    )
 
 
 def _array(t: torch.Tensor) -> npt.NDArray[Any]:

@@ -33,8 +33,11 @@ from verify.lanes import BLOCK, DEFAULT_SEED, LaneSum, key_seeds
 SOURCE = Path(__file__).with_name("host_kernel.c")
 VARIANTS = 2  # for any processor, and for AVX2
 _FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC")
+# Some compilers take newer processors for granted, and so may an option in CC: the last one counts.
+_OLDEST = {"x86_64": ("-march=x86-64", "-mtune=generic")}
 _COMPILERS = ("cc", "gcc", "clang")
-_TIMEOUT = 60.0  # seconds
+_TIMEOUT = 20.0  # seconds; a compiler takes half of one
+_TRIAL = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _logger = logging.getLogger("verify")
 Lanes = tuple[int, int, int, int]
@@ -79,8 +82,12 @@ class HostKernel:
 @functools.cache
 def kept_kernel() -> HostKernel | None:
     """The kernel, if it was compiled before. Starts no process."""
-    path = _kept_path()
-    return None if path is None else _loaded(path)
+    prefix = _kept_path()
+    for path in [] if prefix is None else sorted(prefix.parent.glob(f"{prefix.name}-*.so")):
+        found = _loaded(path) if _is_whole(path) else None
+        if found is not None:
+            return found
+    return None
 
 
 @functools.cache
@@ -94,9 +101,11 @@ def host_kernel() -> HostKernel | None:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "host_kernel.so"
             _compile(compiler, made)
+            _try(made)
             found = _loaded(made)  # it stays loaded when its file goes
             path = _kept_path()
-            if found is not None and path is not None:
+            of_machine = any(word.startswith("-m") for word in compiler)  # of CC, as in -mavx512f
+            if found is not None and path is not None and not of_machine:
                 _keep(made, path)
     except (OSError, subprocess.SubprocessError) as error:
         _logger.warning("digests on the CPU are numpy's, since %s failed: %s", compiler[0], error)
@@ -117,8 +126,12 @@ def _compiler() -> list[str] | None:
     return None
 
 
+def _flags() -> tuple[str, ...]:
+    return _FLAGS + _OLDEST.get(os.uname().machine, ())
+
+
 def _compile(compiler: list[str], made: Path) -> None:
-    command = [*compiler, *_FLAGS, "-o", os.fspath(made), os.fspath(SOURCE)]
+    command = [*compiler, *_flags(), "-o", os.fspath(made), os.fspath(SOURCE)]
     done = subprocess.run(
         command, check=False, capture_output=True, stdin=subprocess.DEVNULL, timeout=_TIMEOUT
     )
@@ -128,28 +141,54 @@ def _compile(compiler: list[str], made: Path) -> None:
     made.chmod(0o600)
 
 
+def _try(made: Path) -> None:
+    """Loads a library in a process of its own: one made with a sanitizer ends who loads it."""
+    command = [sys.executable, "-I", "-S", "-c", _TRIAL, os.fspath(made)]
+    if subprocess.run(command, check=False, capture_output=True, timeout=_TIMEOUT).returncode:
+        raise OSError("what it made cannot be loaded")
+
+
 def _kept_path() -> Path | None:
-    """Where the library is kept: by what it is made of, and for which processors."""
+    """Where the library is kept: by what it is made of, and for which processors. What is in the
+    file follows in its name, so that a damaged one, which could end who loads it, is not loaded."""
     if os.name != "posix":
         return None
     try:
         folder = cache_folder()
     except RuntimeError:  # there is no home folder
         return None
-    text = SOURCE.read_bytes() + repr((_FLAGS, sys.platform, os.uname().machine)).encode()
-    return folder / "host" / f"{hashlib.sha256(text).hexdigest()[:32]}.so"
+    text = SOURCE.read_bytes() + repr((_flags(), sys.platform, os.uname().machine)).encode()
+    return folder / "host" / _digest(text)
 
 
-def _keep(made: Path, path: Path) -> None:
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return path.stem.rpartition("-")[2] == _digest(path.read_bytes())
+    except OSError:
+        return False
+
+
+def _keep(made: Path, prefix: Path) -> None:
     """Puts a library where the next process finds it; whether that works does not matter."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
     with suppress(OSError):
+        data = made.read_bytes()
+        path = prefix.with_name(f"{prefix.name}-{_digest(data)}.so")
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copy(made, partial)
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        # Of this process alone: others in containers, or on machines that share the folder, may
+        # have its number.
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as partial:
+            try:
+                partial.write(data)
+                partial.flush()
+                os.fsync(partial.fileno())  # a file that a crash cut short could end who loads it
+                os.replace(partial.name, path)
+            except BaseException:
+                os.unlink(partial.name)
+                raise
 
 
 def _loaded(path: Path) -> HostKernel | None:

@@ -81,7 +81,7 @@ class FakeGraph:
         if not self.ended:
             raise RuntimeError("nothing to replay")
         if FakeGraph.current is not None:  # becomes a part of the other
-            FakeGraph.current.tape.append(self.run)
+            FakeGraph.current.tape += self.tape
             return
         self.run()
 
@@ -155,7 +155,8 @@ class _Event:
     def synchronize(self) -> None: ...
 
 
-def _empty(size: Any, *, dtype: torch.dtype, **_: Any) -> Tensor:
+def _empty(size: Any, *, dtype: torch.dtype, device: Any, pin_memory: bool = False) -> Tensor:
+    """Of a named device: torch's default one may be another, which nothing is pinned on."""
     return torch.full(size if isinstance(size, tuple) else (size,), _UNFILLED).to(dtype)
 
 
@@ -172,9 +173,11 @@ def use_fake_graphs(monkeypatch: pytest.MonkeyPatch) -> type[FakeGraph]:
     shim = SimpleNamespace(
         cuda=cuda,
         empty=_empty,
+        arange=torch.arange,
         device=lambda *_: "cpu",
         cat=torch.cat,
         int64=torch.int64,
+        int16=torch.int16,
         uint8=torch.uint8,
         inference_mode=torch.inference_mode,
     )

@@ -252,7 +252,11 @@ def _unsupported() -> list[tuple[object, str]]:
     with FakeTensorMode():
         fake = torch.zeros(3)
     jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    freed = torch.ones(8)[2:]
+    freed.untyped_storage().resize_(0)  # as FSDP does with gathered parameters
     return [
+        (freed, "memory was freed"),
+        (torch._efficientzerotensor((3,)), "clone it"),
         (torch.zeros(3, device="meta"), "real tensors"),
         (fake, "real tensors"),
         (torch.eye(3).to_sparse(), "to_dense"),

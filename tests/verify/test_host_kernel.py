@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from verify import host_kernel
-from verify.host_kernel import VARIANTS, HostKernel, agrees, kept_kernel
+from verify.host_kernel import VARIANTS, HostKernel, _digest, agrees, kept_kernel
 from verify.lanes import BLOCK, DEFAULT_SEED, LaneSum
 
 needs_compiler = pytest.mark.skipif(
@@ -91,7 +93,7 @@ def test_it_is_compiled_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @needs_compiler
-@pytest.mark.parametrize("fault", ["others", "garbage", "other code"])
+@pytest.mark.parametrize("fault", ["others", "garbage", "damage", "cut", "other code"])
 def test_a_kept_file_that_is_not_right_is_made_anew(cache: Path, fault: str) -> None:
     assert host_kernel.host_kernel() is not None
     (path,) = cache.iterdir()
@@ -100,7 +102,15 @@ def test_a_kept_file_that_is_not_right_is_made_anew(cache: Path, fault: str) -> 
         path.chmod(0o666)
     else:
         path.unlink()  # a library that is loaded is not written to
-        path.write_bytes(b"no library" if fault == "garbage" else _wrong(cache))
+        damaged = {
+            "garbage": b"no library",
+            "damage": right[:4096] + bytes(4096) + right[8192:],  # ends who loads it
+            "cut": right[:8192],
+            "other code": _wrong(cache),
+        }[fault]
+        if fault == "other code":  # by its name it is whole
+            path = path.with_name(f"{path.stem.partition('-')[0]}-{_digest(damaged)}.so")
+        path.write_bytes(damaged)
         path.chmod(0o600)
     kept_kernel.cache_clear()
     host_kernel.host_kernel.cache_clear()
@@ -108,8 +118,12 @@ def test_a_kept_file_that_is_not_right_is_made_anew(cache: Path, fault: str) -> 
     found = host_kernel.host_kernel()
     assert found is not None
     assert agrees(found)
-    assert len(path.read_bytes()) == len(right)
-    assert path.stat().st_mode & 0o777 == 0o600
+    kept_kernel.cache_clear()
+    again = kept_kernel()
+    assert again is not None
+    assert agrees(again)
+    assert right in [one.read_bytes() for one in cache.iterdir()]
+    assert all(one.stat().st_mode & 0o777 == 0o600 for one in cache.iterdir())
 
 
 def _wrong(folder: Path) -> bytes:
@@ -159,3 +173,76 @@ def test_a_folder_that_cannot_be_written_costs_a_compilation(
     found = host_kernel.host_kernel()
     assert found is not None
     assert agrees(found)
+
+
+@needs_compiler
+def test_what_cc_compiles_for_one_processor_is_not_kept(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine that shares the folder would end in an illegal instruction."""
+    compiler = host_kernel._compiler()
+    assert compiler is not None
+    for option, kept in (("-mtune=native", 0), ("-DSOME=1", 1)):
+        monkeypatch.setenv("CC", shlex.join([*compiler, option]))
+        kept_kernel.cache_clear()
+        host_kernel.host_kernel.cache_clear()
+        assert host_kernel.host_kernel() is not None
+        assert len(list(cache.glob("*"))) == kept
+
+
+def test_the_processor_that_cc_names_is_not_the_last_word(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler, told, made = tmp_path / "cc", tmp_path / "told", tmp_path / "made.so"
+    compiler.write_text(f"#!/bin/sh\necho \"$@\" >'{told}'\n")
+    compiler.chmod(0o755)
+    made.touch()
+    monkeypatch.setattr(host_kernel, "_OLDEST", {os.uname().machine: ("-march=oldest",)})
+    host_kernel._compile([str(compiler), "-march=native"], made)
+    assert [word for word in told.read_text().split() if word.startswith("-march")] == [
+        "-march=native",
+        "-march=oldest",
+    ]
+
+
+def test_processes_of_the_same_number_do_not_write_to_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in two containers that share a home folder: the other is in the middle of writing."""
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    path, made, seen = tmp_path / "host" / "kernel", tmp_path / "made.so", []
+    made.write_bytes(b"whole")
+    replace = os.replace
+
+    def interrupted(source: str, target: Path) -> None:
+        seen.append(source)
+        if len(seen) == 1:
+            host_kernel._keep(made, path)
+            assert Path(source).exists()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    host_kernel._keep(made, path)
+    assert len(set(seen)) == 2
+    (kept,) = path.parent.iterdir()
+    assert kept.name == f"kernel-{_digest(b'whole')}.so"
+    assert kept.read_bytes() == b"whole"
+
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    host_kernel._keep(made, path)
+    assert list(path.parent.iterdir()) == [kept]  # nothing is left over
+
+
+@needs_compiler
+def test_a_library_that_ends_who_loads_it_is_not_loaded(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """As one that a sanitizer is built into."""
+    source = tmp_path / "host_kernel.c"
+    ending = "\n__attribute__((constructor)) static void end(void) { __builtin_trap(); }\n"
+    source.write_text(host_kernel.SOURCE.read_text() + ending)
+    monkeypatch.setattr(host_kernel, "SOURCE", source)
+    assert host_kernel.host_kernel() is None
+    (record,) = caplog.records
+    assert "what it made cannot be loaded" in record.message
+    assert not cache.exists()

@@ -11,7 +11,8 @@ What a digest reads has to be there as long as the graph is. Memory of the graph
 elsewhere is held, since the graph itself may not read what a module was merely given.
 
 Refuses a device without the digest kernel, a tensor of another device, and more digests than were
-provided for.
+provided for. The first digest is that of a known text: lanes are zero before a replay, so a kernel
+that does not run would make all recordings equal.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from verify.device_kernel import loaded
 from verify.device_parts import FIELDS, PartTable, parts_of
 from verify.errors import UnsupportedError
 from verify.hashing import plain_tensor
-from verify.lanes import DEFAULT_SEED, key_seeds
+from verify.lanes import DEFAULT_SEED, LaneSum, key_seeds
 from verify.tracing.definitions import LANES_BYTES, Whole
 from verify.tracing.host_lanes import places_of
 
@@ -99,7 +100,8 @@ class PoolMemory:
 class GraphDigests:
     """The digests of one graph. Make it directly before the capture, with the device current.
 
-    rows: how many are provided for. UnsupportedError where the kernel cannot run.
+    rows: how many are provided for, with that of the known text. UnsupportedError where the kernel
+    cannot run.
     """
 
     def __init__(self, rows: int) -> None:
@@ -120,6 +122,13 @@ class GraphDigests:
         self._held: dict[int, Tensor] = {}
         self._pool: PoolMemory | None = None
         self._done: torch.cuda.Event | None = None
+        text = torch.arange(1, 258, dtype=torch.int16, device="cpu")
+        total = LaneSum(DEFAULT_SEED)
+        total.add(text.numpy().view(np.uint8), 0)
+        self.expected = total.lanes()
+        device = torch.device("cuda", self.index)
+        with torch.inference_mode(False):  # not in the graph's pool; there before `finish` returns
+            self._text = torch.arange(1, 258, dtype=torch.int16, device=device)
 
     def add(self, tensors: Sequence[tuple[Tensor, Whole | None]]) -> list[tuple[int, int]]:
         """Launches digests of tensors as they are at this place of the capture.
@@ -127,6 +136,11 @@ class GraphDigests:
         Of each, the first of its rows in `lanes` and how many rows add up to its digest. tensors:
         that `takes`. UnsupportedError when there is no room for all of them.
         """
+        if not self._used:
+            known = PartTable()
+            for part in parts_of(self._text, None):
+                known.add(part, 0)
+            self._launch(known, 1)  # row 0
         table, slots, counts, firsts = PartTable(), 0, [], []
         flat = []
         for t, whole in tensors:
@@ -163,13 +177,14 @@ class GraphDigests:
 
     def finish(self) -> None:
         """The capture has ended: brings the parts to the device, and waits until they are there."""
-        _spare[self.index] += self._free
-        self._free.clear()
+        while self._free:  # one by one: Ctrl-C must not leave one in both
+            _spare[self.index].append(self._free.pop())
         if not self._used:
             return
         with torch.cuda.device(self.index), torch.inference_mode(False):
             for chunk, host, used in zip(self._taken, self._hosts, self._used, strict=True):
-                staged = torch.empty((used, FIELDS), dtype=torch.int64, pin_memory=True)
+                shape = (used, FIELDS)
+                staged = torch.empty(shape, dtype=torch.int64, device="cpu", pin_memory=True)
                 staged.numpy().view(np.uint64)[:] = host[:used]
                 chunk.parts[:used].copy_(staged, non_blocking=True)
             self._done = torch.cuda.Event()
@@ -186,7 +201,10 @@ class GraphDigests:
                 chunk.lanes[:used].zero_()
 
     def lanes(self) -> Tensor:
-        """Behind a replay on the current stream: a copy of the lanes, int64 [rows, 4]."""
+        """Behind a replay on the current stream: a copy of the lanes, int64 [rows, 4].
+
+        The first row's, if there is one, are `expected` if the kernel is right, and did run.
+        """
         with torch.cuda.device(self.index):
             if self._done is None:  # all events of the graph are of values on the host
                 return torch.empty((0, 4), dtype=torch.int64, device="cuda")
@@ -200,7 +218,7 @@ class GraphDigests:
         rows = max(len(table), slots)
         if not self._used or self._used[-1] + rows > ROWS:
             if rows > ROWS or not self._free:
-                count = ROWS * (len(self._free) + len(self._taken))
+                count = ROWS * (len(self._free) + len(self._taken)) - 1
                 raise UnsupportedError(
                     f"a CUDA graph has room for {count} digests, and more are asked for: record at "
                     'level="module", or capture the step as several graphs'

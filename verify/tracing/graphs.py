@@ -63,6 +63,8 @@ class Digests(Protocol):
 
     @property
     def index(self) -> int: ...
+    @property
+    def expected(self) -> tuple[int, int, int, int]: ...
     def takes(self, t: Tensor) -> Tensor: ...
     def add(self, tensors: Sequence[tuple[Tensor, Whole | None]]) -> list[tuple[int, int]]: ...
     def finish(self) -> None: ...
@@ -101,7 +103,8 @@ class Captured:
     """A graph that was captured inside of a recording.
 
     digests: None where there can be none, and `refused` says why. unseen: what replays cannot tell,
-    and why. optimizers: whose steps are in the graph. ends: whether a replay ends the step.
+    and why. optimizers: whose steps are in the graph. ends: whether a replay ends the step. inner:
+    graphs that became a part of this one, whose digests run with it.
     """
 
     model: weakref.ref[nn.Module]
@@ -112,6 +115,7 @@ class Captured:
     unseen: dict[str, str] = field(default_factory=dict)
     optimizers: list[weakref.ref[Optimizer]] = field(default_factory=list)
     ends: bool = False
+    inner: list[Captured] = field(default_factory=list)
 
 
 # Of all recordings: a graph may live longer than the one that it was captured in.
@@ -241,7 +245,8 @@ class GraphWatch:
         try:
             if self._open or self.capturing():  # to wait for the device would break that one
                 raise UnsupportedError("another capture was under way when it was captured")
-            captured.digests = self._captures.digests(_ROWS[self._level])
+            with torch._C._DisableTorchDispatch():  # operations of ours, and none of the program
+                captured.digests = self._captures.digests(_ROWS[self._level])
         except UnsupportedError as error:
             captured.refused = str(error)
         result = begin()
@@ -259,7 +264,8 @@ class GraphWatch:
             for captured in ended:
                 try:
                     if captured.digests is not None:
-                        captured.digests.finish()
+                        with torch._C._DisableTorchDispatch():  # tables hold addresses
+                            captured.digests.finish()
                 except BaseException:
                     graph.reset()  # its digests would read tables that are not there
                     raise
@@ -271,13 +277,15 @@ class GraphWatch:
     def _replay(self, graph: Any, run: Callable[[], Any]) -> Any:
         if not self._recorder.listening:
             return run()
-        captured = _known.get(graph)
+        known = captured = _known.get(graph)
         if captured is not None and not (
             captured.level == self._level and captured.model() is self._model()
         ):
             captured = None
         if self.capturing():  # it becomes a part of another graph
             outer = self._current()
+            if outer is not None and known is not None:
+                outer.inner.append(known)  # its chunks are not to be another graph's meanwhile
             if outer is not None and (captured is None or captured.events or captured.unseen):
                 outer.unseen.setdefault(_INSIDE, "it was replayed while another was captured")
             return run()

@@ -28,11 +28,15 @@ from verify.errors import VerifyError
 from verify.hashing import integer_view, plain_tensor
 from verify.tracing.definitions import LANES_BYTES, Whole
 from verify.tracing.device_launches import MOST, LaneRows, StreamLaunches
-from verify.tracing.host_lanes import HostLanes, places_of
+from verify.tracing.host_lanes import HostLanes, Lanes, places_of
 from verify.tracing.repeats import RepeatedDigests
 from verify.tracing.small_tensors import LARGEST, SmallDigests
 
 _LANES = struct.Struct("<4Q")
+_WRONG = (
+    "the digest kernel gives other lanes on cuda:{} than the host does, or did not run, so nothing "
+    "can be recorded there; run verify controls"
+)
 
 
 @dataclass
@@ -61,6 +65,7 @@ class DigestQueue:
         self._lanes = bytearray()
         self._devices: dict[int, _OnDevice] = {}
         self._fetched: list[tuple[int, int, int, int]] = []  # entry, device, first row, rows
+        self._known: list[tuple[int, int, Lanes]] = []  # device, row, and what it has to be
         self._launches: dict[tuple[int, int], StreamLaunches] = {}  # by device and stream
 
     def put(self, t: Tensor, whole: Whole | None, *, again: bool = False) -> None:
@@ -100,11 +105,18 @@ class DigestQueue:
             lanes = self._host.of(plain, whole)
         self._lanes += _LANES.pack(*lanes)
 
-    def put_rows(self, index: int, rows: Tensor, places: Sequence[tuple[int, int] | bytes]) -> None:
+    def put_rows(
+        self,
+        index: int,
+        rows: Tensor,
+        places: Sequence[tuple[int, int] | bytes],
+        expected: Lanes,
+    ) -> None:
         """Appends digests that device `index` has, or will have when its current stream is there.
 
         rows: int64 [n, 4]. places: of each digest, the first of its rows and how many add up, or
-        its lanes, 32 bytes, for one that is not among them.
+        its lanes, 32 bytes, for one that is not among them. expected: of the first row, if there is
+        one; what fetches the step's digests raises VerifyError if it has others.
         """
         on = self._devices.setdefault(index, _OnDevice())
         before = on.rows
@@ -115,6 +127,8 @@ class DigestQueue:
                 self._fetched.append((len(self._lanes), index, before + one[0], one[1]))
                 self._lanes += bytes(LANES_BYTES)
         on.lanes.append(rows)
+        if len(rows):
+            self._known.append((index, before, expected))
         _remember_stream(index, on)
 
     def keep(self, count: int) -> None:
@@ -155,10 +169,7 @@ class DigestQueue:
         if launches is None:
             launches = StreamLaunches(loaded(index), device)
             if not launches.agrees():
-                raise VerifyError(
-                    f"the digest kernel gives other lanes on cuda:{index} than the host does, or "
-                    "did not run, so nothing can be recorded there; run verify controls"
-                )
+                raise VerifyError(_WRONG.format(index))
             self._launches[index, handle] = launches
         out, first = on.room[handle].take(len(tensors), on.lanes)
         launches.launch(dense, out)
@@ -175,14 +186,17 @@ class DigestQueue:
         """
         self._repeats.forget()
         self._small.finish(self._lanes)
-        lanes, fetched, devices = self._lanes, self._fetched, self._devices
-        self._lanes, self._fetched, self._devices = bytearray(), [], {}
+        lanes, fetched, devices, known = self._lanes, self._fetched, self._devices, self._known
+        self._lanes, self._fetched, self._devices, self._known = bytearray(), [], {}, []
         copies = {index: _copied(index, on) for index, on in devices.items() if on.lanes}
 
         def finish() -> bytes:
             for index, (staged, event) in copies.items():
                 event.synchronize()
                 words = staged.numpy().view(np.uint64)
+                for at, row, expected in known:
+                    if at == index and (*map(int, words[row]),) != expected:
+                        raise VerifyError(_WRONG.format(index))
                 fill(lanes, words, [one for one in fetched if one[1] == index])
             return bytes(lanes)
 

@@ -222,6 +222,9 @@ class Recorder:
             elif self._entries:
                 self._close_step(failed=True)
             self._write_waiting()
+        except BaseException as error:  # then the last step is not there
+            failure = failure or f"{type(error).__name__}: {error}"
+            raise
         finally:
             self._open = False
             self._queue.close()
@@ -258,7 +261,8 @@ class Recorder:
                     result = run()
                     try:
                         places = [event.rows for event in captured.events]
-                        self._queue.put_rows(digests.index, digests.lanes(), places)
+                        rows = digests.lanes()
+                        self._queue.put_rows(digests.index, rows, places, digests.expected)
                         for event in captured.events:
                             self._append_replayed(event)
                     except BaseException:

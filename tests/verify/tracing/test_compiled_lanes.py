@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from verify.errors import UnsupportedError
 from verify.hashing import digest_tensor
 from verify.host_kernel import HostKernel, _compiler, host_kernel
 from verify.tracing import host_lanes
@@ -126,4 +127,20 @@ def test_a_change_that_no_counter_sees_is_seen(
     assert len(set(expected)) == len(changes)
     found = np.frombuffer(queue.drain()[1](), "<u8").reshape(-1, 4).tolist()
     assert [tuple(one) for one in found] == expected
+    queue.close()
+
+
+@pytest.mark.parametrize("columns", [3, 1])
+def test_memory_that_is_not_there_is_refused(
+    kernel: HostKernel, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading it would end the process; what torch has no memory of by right is empty."""
+    monkeypatch.setattr(host_lanes, "kept_kernel", lambda: kernel)
+    queue, freed = DigestQueue(), torch.ones(4, 3)[1:, :columns]
+    freed.untyped_storage().resize_(0)
+    for t in (freed, torch._efficientzerotensor((3, 5))):
+        with pytest.raises(UnsupportedError, match="no digest of"):
+            queue.put(t, None, again=True)
+    queue.put(torch.empty(0, 3), None)
+    assert queue.drain()[1]() == bytes(32)
     queue.close()

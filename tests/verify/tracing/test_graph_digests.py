@@ -38,7 +38,7 @@ def test_rows_over_several_chunks() -> None:
     made = [torch.randn(3, 5), torch.randn(4, 6).t(), torch.empty(0, 3), torch.randn(2, 3, 4)]
     made += [torch.randn(7).to(torch.bfloat16), torch.arange(9)]
     whole = Whole((4, 8), ((1, 4), (2, 7)))  # of the first one: three pieces
-    graph, digests = FakeGraph(), GraphDigests(13)
+    graph, digests = FakeGraph(), GraphDigests(20)
     with capture(graph):
         rows = digests.add([(t, None) for t in made])
         rows += digests.add([(made[0], whole), (made[1], None)])
@@ -62,9 +62,9 @@ def test_no_room_is_refused_and_what_is_left_over_goes_to_the_next() -> None:
     digests = GraphDigests(8)
     first, *_ = digests._free
     with capture(FakeGraph()):
-        for _ in range(8):
+        for _ in range(7):
             digests.add([(torch.ones(2), None)])
-        with pytest.raises(UnsupportedError, match="room for 8 digests, and more are asked for"):
+        with pytest.raises(UnsupportedError, match="room for 7 digests, and more are asked for"):
             digests.add([(torch.ones(2), None)])
     other = GraphDigests(8)
     with capture(FakeGraph()), pytest.raises(UnsupportedError, match="record at"):
@@ -74,6 +74,19 @@ def test_no_room_is_refused_and_what_is_left_over_goes_to_the_next() -> None:
     del digests
     assert len(graph_digests._spare[0]) == left + 2
     assert any(one is first for one in graph_digests._spare[0])
+
+
+def test_the_first_row_tells_whether_the_kernel_ran() -> None:
+    graph, digests = FakeGraph(), GraphDigests(4)
+    with capture(graph):
+        digests.add([(torch.zeros(2), None)])
+    digests.finish()
+    for runs in (False, True):
+        digests.clear()
+        if runs:
+            graph.replay()
+        first, *_ = digests.lanes().numpy().view(np.uint64).tolist()
+        assert (tuple(first) == digests.expected) == runs
 
 
 def test_what_is_not_of_the_pool_is_held() -> None:

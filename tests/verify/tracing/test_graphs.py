@@ -310,8 +310,8 @@ def test_values_of_the_host_are_as_captured_and_pinned_ones_are_told(
 def test_more_digests_than_there_is_room_for_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "_ROWS", {"module": 4})
-    monkeypatch.setattr(graph_digests, "ROWS", 4)
+    monkeypatch.setattr(graphs, "_ROWS", {"module": 5})
+    monkeypatch.setattr(graph_digests, "ROWS", 5)
     model, x = Small(), torch.zeros(2, 4)
     with verify.record(tmp_path / "silent", model):
         captured(model, x)

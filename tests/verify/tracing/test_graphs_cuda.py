@@ -360,3 +360,19 @@ def test_what_a_compiler_captures_is_inside_of_its_module(tmp_path: Path) -> Non
     assert not skipped(tmp_path)
     found = events(steps_of(tmp_path)[1], "output", "(root)")
     assert [one.digest for one in found] == [digest_on_host(y)] * 2
+
+
+@pytest.mark.parametrize("level", ["module", "op"])
+def test_another_default_device_does_not_matter(tmp_path: Path, level: str) -> None:
+    """Nor do operations of ours count as the program's."""
+    model, x = layer(), next(batches(1))
+    warm(lambda: model(x))
+    with torch.device("cuda"), verify.record(tmp_path, model, level=level), torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = model(x)
+        graph.replay()
+    step = steps_of(tmp_path)[1]
+    assert [one.digest for one in events(step, "output", "(root)")] == [digest_on_host(y)]
+    names = [one.definition.name for one in step.events]
+    assert not [name for name in names if "aten.copy_" in name or "aten.arange" in name]

@@ -14,6 +14,7 @@ from torch import nn
 from traced_models import events, steps_of
 
 import verify
+from verify.errors import VerifyError
 from verify.tracing import graph_digests, graphs
 from verify.tracing.files import read_folder
 from verify.tracing.keeping import Keeper
@@ -155,10 +156,69 @@ def test_a_capture_that_outlasts_the_recording_gets_its_tables(tmp_path: Path) -
     assert methods() != before
     graph.capture_end()
     assert methods() == before
-    graph.replay()
     found = graphs._known[graph]
     assert found.digests is not None
-    assert found.digests.lanes().any()
+    found.digests.clear()
+    graph.replay()
+    assert found.digests.lanes()[1:].any()
+
+
+def test_of_operations_only_those_of_the_program_are_recorded(tmp_path: Path) -> None:
+    """Not those that make room for digests: tables hold addresses, which differ between runs."""
+    x, graph = torch.ones(2), FakeGraph()
+    with verify.record(tmp_path, nn.Linear(2, 2), level="op"), torch.no_grad():
+        with capture(graph):
+            verify.probe("x", x)
+        graph.replay()
+        x.add_(1)
+    names = [one.definition.name for one in steps_of(tmp_path)[1].events]
+    assert [name for name in names if "aten" in name] == ["(root)/aten.add_.Tensor"]
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_kernel_that_does_not_run_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """All lanes would be zero, and all recordings equal. Nor is the file one that is whole."""
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    graph = FakeGraph()
+
+    def recorded() -> None:
+        with verify.record(tmp_path, model) as recording, torch.no_grad():
+            with capture(graph):
+                model(x)
+            monkeypatch.setattr(FakeGraph, "run", lambda _: None)
+            for _ in range(steps):
+                graph.replay()
+                recording.step()
+
+    with pytest.raises(VerifyError, match="gives other lanes on cuda:0 than the host does"):
+        recorded()
+    (found,) = read_folder(tmp_path).values()
+    assert "VerifyError" in (found.reason or "")
+
+
+def test_a_graph_in_a_graph_keeps_its_chunks(tmp_path: Path) -> None:
+    """Its digests run in the replays of the other, also when it is gone itself."""
+    model, x = nn.Linear(2, 2), torch.ones(1, 2)
+    with verify.record(tmp_path, model), torch.no_grad():
+        inner, outer, next_one = FakeGraph(), FakeGraph(), FakeGraph()
+        with capture(inner):
+            model(x)
+        digests = graphs._known[inner].digests
+        assert isinstance(digests, graph_digests.GraphDigests)
+        (chunk,) = digests._taken
+        del digests
+        with capture(outer):
+            inner.replay()
+        del inner
+        with capture(next_one):
+            model(x)
+        digests = graphs._known[next_one].digests
+        assert isinstance(digests, graph_digests.GraphDigests)
+        assert all(one is not chunk for one in digests._taken)
+        del outer
+        assert any(one is chunk for one in graph_digests._spare[0])
 
 
 def test_a_graph_in_a_graph_is_told(tmp_path: Path) -> None:
