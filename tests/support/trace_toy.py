@@ -191,6 +191,7 @@ def write_step(
     dtypes: dict[str, str] | None = None,
     rank: int = 0,
     shards: int = 1,
+    failed: bool = False,
 ) -> None:
     """Writes entries (name, kind, path, value) as one step."""
     ids, content = [], b""
@@ -204,7 +205,7 @@ def write_step(
         dtype = (dtypes or {}).get(name, "float32")
         ids.append(writer.define(name, kind, path, dtype, shape, module=_class(name), whole=whole))
         content += piece
-    writer.step(number, ids, content)
+    writer.step(number, ids, content, failed=failed)
 
 
 def _piece(value: str, rank: int, shards: int) -> bytes:

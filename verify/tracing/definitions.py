@@ -170,3 +170,17 @@ class Recording:
     problem: str | None = None
     reason: str | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end: it was not killed, and no exception ended it."""
+        return self.complete and self.reason in (None, "finished")
+
+    @property
+    def cut_at(self) -> int | None:
+        """The step in which an exception ended the run; None where none did, or nobody wrote it."""
+        if not self.complete or self.finished:
+            return None
+        if not self.steps:
+            return START
+        return self.steps[-1].number + (not self.steps[-1].failed)

@@ -4,9 +4,9 @@ Runs on the same number of ranks are compared rank by rank; ranks go by step, th
 the order of execution. Runs on other numbers of ranks are compared by sums over the ranks, of what
 has a place in a whole or is held by all: parameters, their gradients, buffers, optimizer state.
 
-It refuses to call a comparison VERIFIED of which something is missing: a killed run's recording, a
-rank, steps or events that only one side has. Equal digests stand for equal bits as
-`verify.digests` states.
+It refuses to call a comparison VERIFIED of which something is missing: the end of a run that was
+killed or that an exception ended, a rank, steps or events that only one side has. Equal digests
+stand for equal bits as `verify.digests` states.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
         left += _unplaced(runs, steps, (worlds[0], worlds[1]))
     if len({one.header.level for run in runs for one in run.values()}) > 1:
         left += _ops(outcomes)
-    left += _still(outcomes)
+    left += [*_still(outcomes, runs), *_cut(outcomes)]
     return _told(a, b, steps, (worlds[0], worlds[1]), outcomes, left, reasons, notes)
 
 
@@ -171,12 +171,23 @@ def _unplaced(runs: tuple[Run, Run], steps: Range, worlds: tuple[int, int]) -> I
         yield Left(reason, False, events, tuple(examples))
 
 
-def _still(outcomes: list[Outcome]) -> Iterator[Left]:
+def _still(outcomes: list[Outcome], runs: tuple[Run, Run]) -> Iterator[Left]:
     """Generators that differ and explain nothing, since neither run drew from them."""
     keys = list(dict.fromkeys(key for one in outcomes for key in one.still))
     if keys:
         events = sum(count for one in outcomes for count in one.still.values())
         reason = "they differ, but no step of either run drew from them"
+        if not all(one.finished for run in runs for one in run.values()):
+            reason += ", as far as was recorded"
+        yield Left(reason, False, events, tuple(label(*key) for key in keys[:3]))
+
+
+def _cut(outcomes: list[Outcome]) -> Iterator[Left]:
+    """What came behind the place where an exception ended the other run's step."""
+    keys = list(dict.fromkeys(key for one in outcomes for key in one.cut))
+    if keys:
+        events = sum(count for one in outcomes for count in one.cut.values())
+        reason = "an exception ended the other run's step before"
         yield Left(reason, False, events, tuple(label(*key) for key in keys[:3]))
 
 
@@ -241,7 +252,13 @@ def _about(runs: tuple[Run, Run], steps: Range) -> tuple[list[str], list[str]]:
                     f"{side}, rank {rank}: {count} value{'s have' if count > 1 else ' has'} no "
                     f"digest, such as {what}: {why}"
                 )
-            if one.complete and one.reason not in (None, "finished"):
+            at = one.cut_at
+            if at is not None and (steps[1] is None or at < steps[1]):
+                reasons.append(
+                    f"{side}, rank {rank} is incomplete: an exception ended it in step {at}: "
+                    f"{one.reason}"
+                )
+            elif at is not None:
                 notes.append(f"{side}, rank {rank} ended early: {one.reason}")
     numbers = [
         {step.number for one in run.values() for step in one.steps if within(step.number, steps)}

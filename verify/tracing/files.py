@@ -254,8 +254,9 @@ class _Reader:
                 self._takers[kind](payload)
                 self._at = end
             except BrokenFrame as error:
-                count = len(self._steps)
-                problem = f"at byte {self._at} of {len(self._data)}, after {count} steps: {error}"
+                count = sum(one.number != START for one in self._steps)
+                after = f"after {count} step{'s' * (count != 1)}"
+                problem = f"at byte {self._at} of {len(self._data)}, {after}: {error}"
         complete, steps = problem is None, tuple(self._steps)
         return Recording(header, steps, complete, problem, self._reason, self._skipped)
 

@@ -2,8 +2,9 @@
 
 A program that seeds torch rarely seeds Python's generator and numpy's as well, so their states
 differ between any two runs. That matters once something draws from them, which moves their state:
-from one border to the next, or never in a whole recording. A generator that was drawn from and put
-back where it was cannot be told from one that was not.
+from one border to the next, or never in a whole recording. A step that was cut ends at no border:
+whether it drew is not known. A generator that was drawn from and put back where it was cannot be
+told from one that was not.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ class Generators:
             for place, state in self._states(step):
                 seen.setdefault(place, set()).add(state)
                 count[place] = count.get(place, 0) + 1
-        self._still = {place for place, states in seen.items() if len(states) == 1 < count[place]}
+        # A run that was cut off before a second border does not tell, so it is no evidence.
+        least = 2 if recording.finished else 1
+        self._still = {
+            place for place, states in seen.items() if len(states) == 1 and count[place] >= least
+        }
 
     def still(self, place: Place) -> bool:
-        """Whether a generator had one state all along, seen more than once."""
+        """Whether a generator had one state all along, seen more than once if the run ended."""
         return place in self._still
 
     def moved(self, step: Step) -> Mapping[Place, bool]:

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from verify.tracing.tensors import Found, tensors_in, tensors_of_call
+from verify.tracing.arrays import NoDigest
+from verify.tracing.tensors import Found, only_tensors, tensors_in, tensors_of_call
 
 ROOT = "(root)"  # the model itself; no attribute is called that
 _WRAPPERS = {  # classes that stand in front of a module: the attribute that holds it
@@ -212,18 +213,20 @@ class ModuleHooks:
         if name is None:
             return
         found = tensors_of_call(args, kwargs)
-        self._taker.take(name, "input", type(module).__name__, found)
+        kind = type(module).__name__
+        self._taker.take(name, "input", kind, found)
         first = torch._C._autograd._get_sequence_nr()
         inputs: dict[tuple[Node, int], list[str]] = {}
         if gradients_follow():
-            for path, t in found:
+            for path, t in only_tensors(found):
                 if t.requires_grad:
-                    node, number = torch.autograd.graph.get_gradient_edge(t)[:2]
-                    inputs.setdefault((node, number), []).append(path)
-                    base = t._base
-                    if base is not None and base.requires_grad:  # for a change in place of a view
-                        node, number = torch.autograd.graph.get_gradient_edge(base)[:2]
-                        inputs.setdefault((node, number), []).append(f"{path}.base")
+                    try:
+                        edges = _edges(t, path)
+                    except Exception as error:  # a subclass or lazy parameter that refuses
+                        self._taker.take(name, "grad_input", kind, [(path, _unseen(t, error))])
+                        continue
+                    for edge, at in edges:
+                        inputs.setdefault(edge, []).append(at)
         self._begun().append(_Call(module, first, inputs))
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -241,7 +244,8 @@ class ModuleHooks:
         kind = type(module).__name__
         found = list(tensors_in(output))
         self._taker.take(name, "output", kind, found)
-        tracked = [(path, t) for path, t in found if t.requires_grad and gradients_follow()]
+        follow = gradients_follow()
+        tracked = [(path, t) for path, t in only_tensors(found) if t.requires_grad and follow]
         for path, t in tracked:
             self.on_gradient(t, name, "grad_output", kind, path)
         if call is not None and call.inputs and tracked:
@@ -256,7 +260,11 @@ class ModuleHooks:
             if self._taker.listening:
                 self._taker.take(name, kind, module, [(path, gradient)])
 
-        handle = t.register_hook(hook)
+        try:
+            handle = t.register_hook(hook)
+        except Exception as error:
+            self._taker.take(name, kind, module, [(path, _unseen(t, error))])
+            return
         if t.is_leaf:
             self._on_leaves.append(handle.remove)
 
@@ -268,6 +276,24 @@ class ModuleHooks:
                 self._taker.take(name, "grad_input", module, found)
 
         node.register_hook(hook)
+
+
+def _edges(t: Tensor, path: str) -> list[tuple[tuple[Node, int], str]]:
+    """Where gradients of an input arrive: with the paths that are told."""
+    node, number = torch.autograd.graph.get_gradient_edge(t)[:2]
+    found = [((node, number), path)]
+    base = t._base
+    if base is not None and base.requires_grad:  # for a change in place of a view
+        node, number = torch.autograd.graph.get_gradient_edge(base)[:2]
+        found.append(((node, number), f"{path}.base"))
+    return found
+
+
+def _unseen(t: Tensor, error: Exception) -> NoDigest:
+    return NoDigest(
+        f"no digest of the gradient of a {type(t).__name__}: to follow it raises "
+        f"{type(error).__name__}"
+    )
 
 
 def contributions(

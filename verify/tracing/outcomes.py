@@ -32,6 +32,7 @@ class Outcome:
     unmatched: dict[SideKey, list[int]] = field(default_factory=dict)
     elsewhere: dict[Key, int] = field(default_factory=dict)
     still: dict[Key, int] = field(default_factory=dict)  # generators
+    cut: dict[Key, int] = field(default_factory=dict)  # behind where the other run's step ended
 
     def told(self) -> RankDiff:
         only = dict.fromkeys("ab", 0)

@@ -64,6 +64,7 @@ def compare_rank(
     generators = Generators(a), Generators(b)
     cache: dict[tuple[int, int], Paired] = {}
     others = {step.number: step for step in b.steps}
+    left: set[str] = set()
     for step in a.steps:
         other = others.get(step.number)
         if other is None or (steps[1] is not None and step.number >= steps[1]):
@@ -75,16 +76,19 @@ def compare_rank(
         if not pair.plain or step.lanes != other.lanes or not known.clean or conflicts:
             marks = _marks(pair, step, other, conflicts)
             still = _leave_still(pair, marks, generators)
+            left.update(step.program.definitions[at].name for at in still)
             if still and within(step.number, steps):
                 outcome.compared -= len(still)
                 for at in still:
                     key_of = step.program.keys[at]
                     outcome.still[key_of] = outcome.still.get(key_of, 0) + 1
         if within(step.number, steps):
-            _count(outcome, pair, step)
+            _count(outcome, pair, step, other)
             if marks and any(marks):
                 either = {place: moved[0][place] or moved[1].get(place, True) for place in moved[0]}
-                _tell(outcome, pair, step, other, marks, known, known.drawn(either))
+                # a step that was cut does not tell whether it drew; a model draws from torch's
+                may = (step.failed or other.failed) and bool(left - {"numpy", "python"})
+                _tell(outcome, pair, step, other, marks, known, may or known.drawn(either))
         if marks is not None:
             known.border(step.program, marks)
     return outcome
@@ -123,17 +127,25 @@ def _leave_still(
     return found
 
 
-def _count(outcome: Outcome, pair: Paired, step: Step) -> None:
+def _count(outcome: Outcome, pair: Paired, step: Step, other: Step) -> None:
     """Everything about a step that names alone decide."""
     outcome.steps += step.number != START
     outcome.compared += pair.real
     outcome.moved += len(pair.alignment.moved)
     if pair.plain:
         return
-    sides = (("a", pair.a, pair.alignment.only_a), ("b", pair.b, pair.alignment.only_b))
-    for side, program, places in sides:
+    pairs = pair.alignment.pairs
+    sides = (
+        ("a", pair.a, pair.alignment.only_a, other.failed, max((i for i, _ in pairs), default=-1)),
+        ("b", pair.b, pair.alignment.only_b, step.failed, max((j for _, j in pairs), default=-1)),
+    )
+    for side, program, places, cut, last in sides:
         for place in places:
-            _note(outcome.unmatched, (side, *program.keys[place]), step.number)
+            key = program.keys[place]
+            if cut and place > last:  # the other run never came there
+                outcome.cut[key] = outcome.cut.get(key, 0) + 1
+            else:
+                _note(outcome.unmatched, (side, *key), step.number)
     for (i, j), form in zip(pair.alignment.pairs, pair.forms, strict=True):
         key = pair.a.keys[i]
         if form is None:

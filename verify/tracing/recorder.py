@@ -117,7 +117,7 @@ def probe(name: str, value: Value) -> Value:
     found = list(tensors_in(value))
     recorder.take(name, "probe", "", found)
     for path, t in found:
-        if t.requires_grad and gradients_follow():
+        if isinstance(t, torch.Tensor) and t.requires_grad and gradients_follow():
             recorder.hooks.on_gradient(t, name, "probe", "", f"{path}.grad" if path else "grad")
     return value
 

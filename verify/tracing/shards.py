@@ -80,7 +80,8 @@ def merged(
         for reason, left in plan.left if within(number, steps) else ():
             counts = found.left.setdefault(reason, {})
             counts[left] = counts.get(left, 0) + 1
-        made.append(Step(number, plan.program, b"".join(lanes)))
+        failed = any(step.failed for step in parts.values())
+        made.append(Step(number, plan.program, b"".join(lanes), failed))
     found.recording = replace(some, steps=tuple(made))
     return found
 

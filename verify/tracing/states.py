@@ -21,6 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from verify.errors import UnsupportedError
+from verify.tracing.arrays import NoDigest
 from verify.tracing.hooks import plain_name
 from verify.tracing.tensors import tensors_in
 
@@ -32,7 +33,7 @@ class Held:
     name: str
     kind: str
     path: str
-    value: Tensor
+    value: Tensor | NoDigest
     dtype: str | None = None
 
 

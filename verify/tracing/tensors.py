@@ -2,13 +2,14 @@
 
 Paths are what a user would write behind the value: `0`, `hidden_states`, `1.past.0`. A bare tensor
 has the path "". Values that hold no tensors, and objects of classes that neither torch's pytree nor
-dataclasses know, have none: what cannot be looked into is not guessed at.
+dataclasses know, have none: what cannot be looked into is not guessed at. Nothing raises because of
+a value: what should have a digest and has none is a NoDigest at its path, which is told.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
@@ -18,12 +19,15 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from verify.errors import UnsupportedError
+from verify.hashing import PLAIN, plain_tensor
+from verify.tracing.arrays import NoDigest, parts_of
 from verify.tracing.definitions import Whole
 
 DEEPEST = 20  # levels of containers
 _NAMED = (str, bytes, int, float, complex, type(None), Enum, torch.dtype, torch.device)
 _FLAT = (str, bytes, int, float, complex, type(None))
-Found = tuple[str, Tensor]
+_LEAVES = (Tensor, NoDigest)
+Found = tuple[str, Tensor | NoDigest]
 
 
 def tensors_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Found]:
@@ -35,31 +39,48 @@ def tensors_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Fo
 
 
 def tensors_in(value: Any, path: str = "", around: tuple[int, ...] = ()) -> Iterator[Found]:
-    """Every tensor (or numeric array of numpy, as a tensor of the same memory) with its path.
+    """Every tensor (or array of numpy, see `arrays`) with its path.
 
     around: the ids of the containers that hold `value`; one that holds itself ends there.
     """
-    if isinstance(value, Tensor):
+    try:
+        if isinstance(value, _LEAVES):
+            items = None
+        elif isinstance(value, _FLAT) or len(around) > DEEPEST or id(value) in around:
+            return
+        else:
+            items = list(_inside(value))
+    except Exception as error:  # of the value's own code, which the program may never ask
+        kind, why = type(value).__name__, type(error).__name__
+        yield path, NoDigest(f"no digest of what is in a {kind}: to look into it raises {why}")
+        return
+    if items is None:
         yield path, value
         return
-    if isinstance(value, _FLAT) or len(around) > DEEPEST or id(value) in around:
-        return
-    items: Any = ()
-    if isinstance(value, Mapping):
-        items = ((_key(at, key), inner) for at, (key, inner) in enumerate(value.items()))
-    elif isinstance(value, tuple | list):
-        items = enumerate(value)
-    elif isinstance(value, np.ndarray):
-        if value.dtype.kind in "biufc" and value.dtype.isnative:
-            yield path, torch.from_numpy(value if value.flags.writeable else value.copy())
-        return
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        items = [(one.name, _field(value, one.name)) for one in dataclasses.fields(value)]
-    elif type(value) in pytree.SUPPORTED_NODES:
-        items = enumerate(pytree.tree_leaves(value))
     around = (*around, id(value))
     for key, inner in items:
-        yield from tensors_in(inner, f"{path}.{key}" if path else str(key), around)
+        here = path if key is None else f"{path}.{key}" if path else str(key)
+        yield from tensors_in(inner, here, around)
+
+
+def only_tensors(found: Iterable[Found]) -> list[tuple[str, Tensor]]:
+    """Those that are tensors, whether they have digests or not."""
+    return [(path, t) for path, t in found if isinstance(t, Tensor)]
+
+
+def _inside(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a container holds, with keys; None as a key is the container itself."""
+    if isinstance(value, Mapping):
+        return ((_key(at, key), inner) for at, (key, inner) in enumerate(value.items()))
+    if isinstance(value, tuple | list):
+        return enumerate(value)
+    if isinstance(value, np.ndarray):
+        return parts_of(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(one.name, _field(value, one.name)) for one in dataclasses.fields(value)]
+    if type(value) in pytree.SUPPORTED_NODES:
+        return enumerate(pytree.tree_leaves(value))
+    return ()
 
 
 def _key(position: int, key: Any) -> str:
@@ -77,16 +98,34 @@ def _field(value: Any, name: str) -> Any:
         return None
 
 
-def located(t: Tensor) -> tuple[Tensor, Whole | None]:
+def located(t: Tensor | NoDigest) -> tuple[Tensor, Whole | None]:
     """The tensor that this rank has, and where it lies in a larger one if it is a shard.
 
     A DTensor's replicas are whole; partial sums are taken as what they are on this rank.
-    UnsupportedError for placements that are no ranges.
+    UnsupportedError for placements that are no ranges, for subclasses whose values cannot be had,
+    and for NoDigest.
     """
+    if isinstance(t, NoDigest):
+        raise UnsupportedError(t.reason)
+    if type(t) in PLAIN:
+        return t, None
     if type(t).__name__ == "AsyncCollectiveTensor":
         return t.wait(), None  # type: ignore[attr-defined]
-    if type(t).__name__ != "DTensor":
-        return t, None
+    try:
+        if type(t).__name__ == "DTensor":
+            return _of_dtensor(t)
+        plain_tensor(t)
+    except UnsupportedError:
+        raise
+    except Exception as error:  # of the subclass's own code, such as a dispatch that lacks this
+        kind, why = type(t).__name__, type(error).__name__
+        raise UnsupportedError(
+            f"no digest of a {kind}: to read it raises {why}; give the tensors that it holds"
+        ) from error
+    return t, None
+
+
+def _of_dtensor(t: Tensor) -> tuple[Tensor, Whole | None]:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -198,14 +198,57 @@ def test_environments_are_compared_and_an_early_end_is_told(tmp_path):
         for side, torch, run in sides
     )
     assert diff(a, b).notes == ("environment.torch: 2.11 in A, 2.13 in B",)
-    writer = TraceWriter(tmp_path / "c", header())
-    write_step(writer, 0, module("m"))
-    writer.close("RuntimeError: lost")
-    found = diff(tmp_path / "c", tmp_path / "c")
+    raised(tmp_path / "c", module("m"))
+    found = diff(tmp_path / "c", tmp_path / "c", (None, 0))  # the exception came behind these
     assert found.notes == (
         "A, rank 0 ended early: RuntimeError: lost",
         "B, rank 0 ended early: RuntimeError: lost",
     )
+
+
+def raised(folder, *steps, cut=None):
+    """A run that an exception ended: behind its whole steps, or within `cut`."""
+    writer = TraceWriter(folder, header())
+    for number, entries in enumerate(steps):
+        write_step(writer, number, entries)
+    if cut is not None:
+        write_step(writer, len(steps), cut, failed=True)
+    writer.close("RuntimeError: lost")
+    return folder
+
+
+def test_runs_that_an_exception_ended_are_like_killed_ones(tmp_path):
+    a, b = (raised(tmp_path / side, module("m"), cut=module("m")) for side in "ab")
+    found = diff(a, b)
+    assert (found.verdict, found.differing, found.compared) == (Verdict.UNVERIFIED, 0, 4)
+    assert found.reasons == tuple(
+        f"{side}, rank 0 is incomplete: an exception ended it in step 1: RuntimeError: lost"
+        for side in "AB"
+    )
+    assert (found.notes, found.left) == ((), ())
+    behind = raised(tmp_path / "c", module("m"))  # nothing of step 1 was recorded
+    assert "ended it in step 1: " in diff(behind, behind).reasons[0]
+    whole = record(tmp_path / "d", module("m"))
+    for sides in ((whole, behind), (behind, whole)):
+        assert diff(*sides).verdict is Verdict.UNVERIFIED
+        assert diff(*sides, (None, 1)).verdict is Verdict.VERIFIED
+    assert diff(whole, whole).verdict is Verdict.VERIFIED
+    other = raised(tmp_path / "e", module("m"), cut=module("m", "y"))
+    assert diff(a, other).verdict is Verdict.MISMATCH  # what both have counts
+
+
+def test_a_cut_step_is_compared_as_far_as_it_came(tmp_path):
+    whole = record(tmp_path / "a", module("m") + module("n") + module("o"))
+    cut = raised(tmp_path / "b", cut=module("m") + module("n")[:1])
+    for sides in ((whole, cut), (cut, whole)):
+        found = diff(*sides)
+        assert (found.verdict, found.compared, found.unmatched) == (Verdict.UNVERIFIED, 3, ())
+        (left,) = found.left
+        assert (left.open, left.events) == (False, 3)
+        assert left.reason == "an exception ended the other run's step before"
+        assert len(found.reasons) == 1
+    more = raised(tmp_path / "c", cut=module("extra") + module("m"))  # a part of the cut run only
+    assert [one.name for one in diff(whole, more).unmatched] == ["extra", "extra"]
 
 
 def test_long_lists_are_cut_and_counted(tmp_path):

@@ -139,6 +139,14 @@ def test_a_run_that_was_killed_leaves_its_steps(tmp_path: Path) -> None:
     assert "it has no end: the run was killed, or is still going" in str(found.problem)
 
 
+def test_the_start_is_no_step_of_a_killed_run(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path, HEADER)
+    for number in range(-1, 3):
+        writer.step(number, [writer.define("n", "output", "", "int8", ())], bytes(32))
+    writer.leave()
+    assert ", after 3 steps: it has no end" in str(read_recording(tmp_path / file_name(0)).problem)
+
+
 def test_a_killed_process_leaves_what_it_wrote(tmp_path: Path) -> None:
     code = f"""
 import os, signal
@@ -260,7 +268,7 @@ STEP = (0).to_bytes(4, "little") + (5).to_bytes(8, "little") + b"\0"
         ),
         (
             frames.json_frame("P", {"id": 0, "entries": []}) + 2 * frames.frame("S", STEP),
-            "after 1 steps: step 5 cannot follow after step 5",
+            "after 1 step: step 5 cannot follow after step 5",
         ),
         (frames.json_frame("E", {"steps": 3, "reason": "", "skipped": {}}), "3 steps, and 0 are"),
         (frames.json_frame("E", {"steps": 0}), "its end is malformed"),

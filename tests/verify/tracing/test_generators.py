@@ -66,3 +66,28 @@ def test_one_state_alone_is_not_known_to_be_unused(tmp_path):
         writer.close()
     found = diff(tmp_path / "a", tmp_path / "b")
     assert (found.verdict, found.culprit.cause) == (Verdict.MISMATCH, Cause.RNG)
+
+
+def cut(folder, state, out, *, end=True):
+    """A start, and then a step that an exception or a kill ended: no state behind it."""
+    writer = TraceWriter(folder, header())
+    write_step(writer, -1, [("torch", "rng", "", state)])
+    if end:
+        write_step(writer, 0, [("m", "input", "0", "x"), ("m", "output", "", out)], failed=True)
+        writer.close("RuntimeError: lost")
+    else:
+        writer.leave()
+    return folder
+
+
+def test_a_run_that_was_cut_at_once_does_not_tell_whether_it_drew(tmp_path):
+    a, b = cut(tmp_path / "a", "0", "x"), cut(tmp_path / "b", "1", "x")
+    found = diff(a, b)
+    assert (found.verdict, found.differing, found.compared) == (Verdict.UNVERIFIED, 0, 2)
+    assert found.left[0].reason.endswith("drew from them, as far as was recorded")
+    killed = [cut(tmp_path / f"k{state}", state, "x", end=False) for state in "01"]
+    assert diff(*killed).verdict is Verdict.UNVERIFIED
+    other = diff(a, cut(tmp_path / "c", "1", "y"))  # it may have drawn: no module is blamed
+    assert (other.verdict, other.differing, other.culprit) == (Verdict.MISMATCH, 1, None)
+    alike = diff(a, cut(tmp_path / "d", "0", "y"))
+    assert (alike.culprit.cause, alike.culprit.names) == (Cause.FORWARD, ("m",))

@@ -157,6 +157,30 @@ def test_calls_that_an_exception_ends_are_not_kept(tmp_path: Path) -> None:
     assert len(gradients) == 1
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_training_that_raised_is_never_verified(tmp_path: Path, steps: int) -> None:
+    def loses(folder: Path, seed: int) -> None:
+        model, optimizer = net()
+        torch.manual_seed(seed)  # another state of the generator, from which nothing draws
+        with verify.record(folder, model, optimizer):
+            train(model, optimizer, steps)
+            model(X)
+            raise ArithmeticError("lost")
+
+    for seed, side in enumerate("ab"):
+        with pytest.raises(ArithmeticError, match="lost"):
+            loses(tmp_path / side, seed)
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert (found.verdict, found.differing) == (Verdict.UNVERIFIED, 0)
+    assert found.reasons == tuple(
+        f"{side}, rank 0 is incomplete: an exception ended it in step {steps}: "
+        "ArithmeticError: lost"
+        for side in "AB"
+    )
+    until = (None, steps)  # before the step that was cut
+    assert diff(tmp_path / "a", tmp_path / "b", until).verdict is Verdict.VERIFIED
+
+
 def test_a_value_without_a_digest_keeps_from_verified(tmp_path: Path) -> None:
     for name in "ab":
         torch.manual_seed(0)

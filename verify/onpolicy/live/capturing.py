@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from verify.errors import UnsupportedError
 from verify.onpolicy.live.sequences import NOWHERE
 from verify.tracing.hooks import named_modules
-from verify.tracing.tensors import tensors_in, tensors_of_call
+from verify.tracing.tensors import only_tensors, tensors_in, tensors_of_call
 
 INPUT, OUTPUT = "input", "output"
 LARGEST = 2 << 30  # bytes of all rows of a layout; two layouts are held at a time
@@ -131,7 +131,7 @@ class Capture:
         around = self._names[id(self._open[-1])] if self._open else None
         turn = self._turns[name]
         self._turns[name] += 1
-        given = list(tensors_of_call(args, kwargs))
+        given = only_tensors(tensors_of_call(args, kwargs))
         if around is not None and _given_choices([t for _, t in given], self._places.numel()):
             self._experts.add(name)
         for path, t in given:
@@ -147,7 +147,7 @@ class Capture:
         around = self._names[id(self._open[-1])] if self._open else None
         inside = sum(one is module for one in self._open)  # a module that calls itself
         turn = self._turns[name] - 1 - inside
-        for path, t in tensors_in(output):
+        for path, t in only_tensors(tensors_in(output)):
             if self._mend:
                 mend_padding(t, self._places)
             self._take(Event(name, turn, OUTPUT, path, type(module).__name__, around), t)
