@@ -29,4 +29,6 @@ if [ -z "$python" ]; then
   [ -x .venv/bin/python ] && python=.venv/bin/python
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+# The kernels are what is measured, with a group too.
+export MOK_HOPPER_BACKWARD="${MOK_HOPPER_BACKWARD:-1}"
 exec "$python" ci/gpu/parts.py "$@"

@@ -48,12 +48,12 @@ def agree_on_backend(
     unless it is a backward that runs on the portable backend.
     """
     chosen: list[bool] = []
-    setting = _backward_setting()
+    setting = _backward_setting(workspace.num_ranks)
 
     def whole() -> dict[str, int]:
         workspace.raise_pending()
         checks.check_limit(limit)
-        kernels = backward_wanted()  # refused here, where all ranks hear of it
+        kernels = backward_wanted(workspace.num_ranks)  # refused here, where all ranks hear of it
         found = check()
         sizes = (found.experts, found.width, found.shared_width or 0)
         chosen.append(workspace.runs_hopper(*sizes) and found.deferred)
@@ -78,10 +78,10 @@ def agree_on_backend(
     return chosen[0]
 
 
-def _backward_setting() -> bool | str:
+def _backward_setting(ranks: int) -> bool | str:
     """As backward_wanted; the reason where that is refused, since one rank must not raise alone."""
     try:
-        return backward_wanted()
+        return backward_wanted(ranks)
     except InputError as error:
         return str(error)
 

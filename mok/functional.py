@@ -339,7 +339,7 @@ def backward(
         if shared_rows is not None:
             kept = Results(x, saved.gate, saved.up, shared_rows.gate, shared_rows.up)
         problem = _problem(x, schedule, router_weights, routed, shared, swiglu_limit)
-        if backward_wanted():
+        if backward_wanted(workspace.num_ranks):
             try:
                 return run_backward(
                     workspace.pool,

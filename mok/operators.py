@@ -258,7 +258,7 @@ def _backward(
         problem = _problem(x, topk_experts, router_weights, routed, shared, swiglu_limit)
         knobs = Knobs(minibatch_size, num_sms)
         padded = Results(x, *(tensor if tensor.dim() == 2 else None for tensor in saved))
-        if backward_wanted():
+        if backward_wanted(workspace.num_ranks):
             d_x, d_router, *found = run_backward(
                 *(workspace.pool, workspace.group, problem, d_out, padded, knobs),
                 needs=(need_routed, need_shared),

@@ -18,7 +18,9 @@ from steps import ROOT, Part, Step
 
 # what compute-sanitizer prints, with exit code 1, on a device or a driver that it does not know
 NO_SANITIZER = ("Device not supported", "Unable to find injection library")
-ON_GPU = re.compile(r"^(?:pytestmark = .*|.*\bmarks=|\s*@)pytest\.mark\.gpus?\b", re.MULTILINE)
+ON_GPU = re.compile(
+    r"^(?:pytestmark = (?:\[\n)?.*|.*\bmarks=|\s*@)pytest\.mark\.gpus?\b", re.MULTILINE
+)
 LONG_TESTS = (
     *("test_controls_gpu", "test_conditions_cuda", "test_devices"),
     *("test_backward_gpu", "test_backward_rings_gpu", "test_backward_degrees_gpu"),

@@ -28,6 +28,7 @@ import backward_degrees  # all three beside this file
 import degree_problem as problem
 import degrees
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mok.hopper import local_group
@@ -54,9 +55,10 @@ def backend(x: Tensor) -> str:
 
 def insist_on_backward(x: Tensor) -> None:
     """UnsupportedError on a GPU unless backwards run on the kernels."""
-    if x.is_cuda and not backward_wanted():
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    if x.is_cuda and not backward_wanted(ranks):
         raise UnsupportedError(
-            f"its gradients would be the portable backend's: {BACKWARD_VARIABLE}=0; unset it"
+            f"its gradients would be the portable backend's; set {BACKWARD_VARIABLE}=1"
         )
 
 

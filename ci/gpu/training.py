@@ -47,6 +47,7 @@ from training_rows import STEPS, Setting, Trained, name_of, problems, row_of, se
 
 from mok.endings import end_process
 from mok.hopper import passes
+from mok.hopper.support import BACKWARD_VARIABLE
 
 TIMES = 2
 AT_ONCE = {"cuda": 4, "cpu": 1}
@@ -266,7 +267,7 @@ def main(
     folder: Path | None,
 ) -> None:
     """Train in every setting, twice each, and compare losses and weights bit for bit."""
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # before CUDA is
+    os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", BACKWARD_VARIABLE: "1"}  # before CUDA is
     os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
     torch.use_deterministic_algorithms(True, warn_only=True)
     if as_rank is not None and folder is not None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+import torch.distributed as dist
 
 from mok.bench.contenders import DIRECTIONS, OURS, Contender, Gradients, Inputs, Prepared, leaf
 
@@ -154,7 +155,7 @@ def _backend(device: str) -> tuple[str, tuple[str, ...], dict[str, float]]:
         backend = backend_here()[0]
     if backend != "hopper":
         return backend, DIRECTIONS, guess
-    if backward_wanted():
+    if backward_wanted(dist.get_world_size() if dist.is_initialized() else 1):
         return backend, DIRECTIONS, dict.fromkeys(DIRECTIONS, HOPPER_TFLOPS)
     backend = "hopper forward, portable backward"
     return backend, ("forward",), guess | {"forward": HOPPER_TFLOPS}

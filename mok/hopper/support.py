@@ -25,30 +25,32 @@ SHAPES = "H and I multiples of 64, K 1 to 16, at most 1024 experts a rank"
 BACKWARD_VARIABLE = "MOK_HOPPER_BACKWARD"
 
 
-def backward_wanted() -> bool:
-    """Whether backwards of Hopper forwards run on the Hopper backend too, as they do by default.
+def backward_wanted(ranks: int = 1) -> bool:
+    """Whether backwards of Hopper forwards run on the Hopper backend too.
 
-    MOK_HOPPER_BACKWARD=0, on all ranks, gives them to the portable backend: to compare both, or to
-    rule the kernels out. Raises InputError when the variable holds something else than 0 or 1.
+    By default they do on one rank. On several they do where MOK_HOPPER_BACKWARD is 1 on all ranks:
+    the kernels have run them on ranks that share a GPU, not yet on several GPUs. 0 gives them to
+    the portable backend: to compare both, or to rule the kernels out. Raises InputError when the
+    variable holds something else.
     """
     given = os.environ.get(BACKWARD_VARIABLE, "")
     if given not in ("", "0", "1"):
         raise InputError(
-            f"{BACKWARD_VARIABLE} = {given!r}; allowed: 1 or nothing for the kernels' backward, 0 "
-            "for the portable one. Unset it for the default, on all ranks."
+            f"{BACKWARD_VARIABLE} = {given!r}; allowed: 1 for the kernels' backward, 0 for the "
+            "portable one. Unset it for the default, on all ranks."
         )
-    return given != "0"
+    return given == "1" or (given == "" and ranks == 1)
 
 
 def describe_backward() -> str:
     """Who computes backwards of Hopper forwards, for `mok env`, or what is wrong."""
     try:
-        wanted = backward_wanted()
+        alone, together = backward_wanted(), backward_wanted(2)
     except InputError as error:
         return f"not usable, every call is refused: {error}"
-    if not wanted:
+    if not alone:
         return f"the portable backend, for {BACKWARD_VARIABLE}=0"
-    return "the kernels"
+    return "the kernels" if together else "the kernels; with a group the portable backend"
 
 
 def check_backend(backend: str) -> None:

@@ -135,7 +135,7 @@ def test_the_backward_on_a_gpu_is_the_kernels_or_an_error(
     on_gpu, on_cpu = SimpleNamespace(is_cuda=True), SimpleNamespace(is_cuda=False)
     monkeypatch.setenv(BACKWARD_VARIABLE, "0")
     cases.insist_on_backward(on_cpu)
-    with pytest.raises(UnsupportedError, match=f"{BACKWARD_VARIABLE}=0; unset it"):
+    with pytest.raises(UnsupportedError, match=f"set {BACKWARD_VARIABLE}=1"):
         cases.insist_on_backward(on_gpu)
     monkeypatch.delenv(BACKWARD_VARIABLE)
     cases.insist_on_backward(on_gpu)

@@ -123,7 +123,9 @@ def test_widths_that_the_kernels_do_not_take_are_portable_in_both_directions(lau
 def test_another_value_of_the_variable_is_refused_whatever_the_backend(launches, monkeypatch):
     monkeypatch.setenv(support.BACKWARD_VARIABLE, "yes")
     for backend in ("auto", "portable"):
-        with pytest.raises(InputError, match=r"MOK_HOPPER_BACKWARD = 'yes'; allowed: 1 or nothing"):
+        with pytest.raises(
+            InputError, match=r"MOK_HOPPER_BACKWARD = 'yes'; allowed: 1 for the kernels"
+        ):
             _gradients(_case(), backend=backend)
     assert launches.forward == []
 

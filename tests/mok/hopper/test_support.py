@@ -86,20 +86,30 @@ def test_env_says_that_there_is_no_device():
     assert (facts["backend"], facts["reason"]) == ("portable", "torch sees no CUDA device")
 
 
-@pytest.mark.parametrize(("given", "wanted"), [(None, True), ("", True), ("1", True), ("0", False)])
-def test_backwards_are_the_kernels_unless_the_variable_says_0(monkeypatch, given, wanted):
+@pytest.mark.parametrize(
+    ("given", "alone", "together", "words"),
+    [
+        (None, True, False, "the kernels; with a group the portable backend"),
+        ("", True, False, "the kernels; with a group the portable backend"),
+        ("1", True, True, "the kernels"),
+        ("0", False, False, "the portable backend, for MOK_HOPPER_BACKWARD=0"),
+    ],
+)
+def test_who_computes_backwards(monkeypatch, given, alone, together, words):
     monkeypatch.delenv(support.BACKWARD_VARIABLE, raising=False)
     if given is not None:
         monkeypatch.setenv(support.BACKWARD_VARIABLE, given)
-    assert support.backward_wanted() is wanted
-    told = environment.describe()["hopper_backward"]
-    assert told == ("the kernels" if wanted else "the portable backend, for MOK_HOPPER_BACKWARD=0")
+    assert support.backward_wanted() is alone
+    assert [support.backward_wanted(ranks) for ranks in (2, 64)] == [together] * 2
+    assert environment.describe()["hopper_backward"] == words
 
 
 @pytest.mark.parametrize("given", ["2", "on", " 1", "true"])
 def test_another_value_is_refused_and_env_says_so(monkeypatch, given):
     monkeypatch.setenv(support.BACKWARD_VARIABLE, given)
-    with pytest.raises(InputError, match=f"MOK_HOPPER_BACKWARD = '{given}'; allowed: 1 or nothing"):
+    with pytest.raises(
+        InputError, match=f"MOK_HOPPER_BACKWARD = '{given}'; allowed: 1 for the kernels"
+    ):
         support.backward_wanted()
     result = CliRunner().invoke(main, ["env", "--json"])
     assert (result.exit_code, result.exception) == (0, None)
@@ -119,7 +129,7 @@ def test_on_a_gpu_the_reason_says_who_computes_backwards(hopper_device, monkeypa
         backend, told[given] = support.backend_here()
         assert backend == "hopper"
     assert told[""].startswith("NVIDIA H200; where shapes allow (")
-    assert told[""].endswith("; backward: the kernels")
+    assert told[""].endswith("; backward: the kernels; with a group the portable backend")
     assert told["0"].endswith("; backward: the portable backend, for MOK_HOPPER_BACKWARD=0")
     assert "; backward: not usable, every call is refused: MOK_HOPPER_BACKWARD = '2'" in told["2"]
 
