@@ -391,10 +391,14 @@ def test_an_exit_that_the_code_under_test_registered_does_not_count(tmp_path, mi
     assert done.returncode == 1
 
 
+HEARS = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_who_is_told_to_end_cleans_up_and_ends_with_2(tmp_path, number):
     with subprocess.Popen(
-        [sys.executable, "-c", ENDS + "entry()", "run", "x", "--seed", "1"],
+        # under nohup it would inherit that SIGHUP is ignored, and rightly go on
+        [sys.executable, "-c", HEARS + ENDS + "entry()", "run", "x", "--seed", "1"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
