@@ -50,7 +50,8 @@ def moe(
     other floating-point dtypes than float64: they are cast to bf16, router weights to fp32, and
     gradients arrive in the given dtypes.
 
-    backend: "auto" runs both directions on the Hopper kernels where device and shapes allow,
+    backend: "auto" runs both directions on the Hopper kernels where device and shapes allow (a
+    group's backward if MOK_HOPPER_BACKWARD=1),
     "hopper" insists on them (UnsupportedError says why it cannot be), "portable" never takes them.
 
     With a group the call and its backward are collective, T may differ and be 0, and the shared

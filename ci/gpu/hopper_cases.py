@@ -8,10 +8,10 @@ by name. On a CPU they run the portable backend, which is how tests know that th
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 1
     verify run ci/gpu/hopper_cases.py --device cuda --ranks 2
 
-Gradients come from the kernels too. With MOK_HOPPER_BACKWARD=0 they come from the portable backend,
-and the cases called `backward` fail by name on a GPU. `hopper/backward` takes all gradients in its
-execution, so that a CUDA graph can record both directions, and grids and segments are varied for
-every gradient.
+Gradients come from the kernels too, with a group if MOK_HOPPER_BACKWARD=1. Where they come from the
+portable backend, the cases called `backward` fail by name on a GPU. `hopper/backward` takes
+all gradients in its execution, so that a CUDA graph can record both directions, and grids and
+segments are varied for every gradient.
 
 `hopper/degrees` and `hopper/backward-degrees` run several ranks on one GPU in one launch, for
 degrees that there are no GPUs for, and need a GPU of one rank; their claims `vary` and `schedule`

@@ -75,8 +75,8 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float | N
 @click.option(
     "--direction",
     type=click.Choice(("forward", "backward", "both")),
-    help="What to time of every contender. Default: both; with MOK_HOPPER_BACKWARD=0 of mok on "
-    "Hopper forward alone, since its backward is the portable one.",
+    help="What to time of every contender. Default: both; of mok on Hopper forward alone where "
+    "its backward is the portable one (MOK_HOPPER_BACKWARD).",
 )
 @click.option("--alone", multiple=True, help="Loop these alone. Default: mok, sonicmoe, torch.")
 @click.option("--pair", "pairs", multiple=True, metavar="A,B", help="Alternate two in a loop.")

@@ -1,11 +1,11 @@
 """Our layer as contenders: `mok.moe` with the backend that it picks, and with the portable one.
 
-On Hopper `mok` is the kernels in both directions. With MOK_HOPPER_BACKWARD=0 its backward is the
-portable one, which is many times slower and would let the card cool for everybody: so there it is
-timed forward only, unless both directions are asked for. Its weights lie apart ([E, I, H] gate and
-up), so `prepare` copies them once; gradients, in bf16 as autograd gives them, are joined again only
-to be compared. `mok-main` adds gradients of weights to fp32 tensors instead, as trainers that
-accumulate do. Refuses nothing that `mok.moe` accepts.
+On Hopper `mok` is the kernels in both directions. With MOK_HOPPER_BACKWARD=0, and with a group that
+does not ask for them, its backward is the portable one, which is many times slower and would let
+the card cool for everybody: so there it is timed forward only, unless both are asked for. Its
+weights lie apart ([E, I, H] gate and up), so `prepare` copies them once; gradients, in bf16 as
+autograd gives them, are joined again only to be compared. `mok-main` adds gradients of weights to
+fp32 tensors instead, as trainers that accumulate do. Refuses nothing that `mok.moe` accepts.
 """
 
 from __future__ import annotations

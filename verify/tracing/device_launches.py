@@ -35,6 +35,15 @@ _SIZES_KEPT = 4096  # launches whose tiles are known by the sizes of their tenso
 _PART_BYTES = 8 * FIELDS
 
 
+def known_text(device: torch.device) -> tuple[Tensor, tuple[int, int, int, int]]:
+    """int16 [257] on a device, made there without a copy, and the lanes that the host gives it."""
+    with torch.inference_mode(False):
+        text = torch.arange(1, 258, dtype=torch.int16, device=device)
+    total = LaneSum(DEFAULT_SEED)
+    total.add(np.arange(1, 258, dtype=np.int16).view(np.uint8), 0)
+    return text, total.lanes()
+
+
 class StreamLaunches:
     """Launches on one stream of one device, which is current when this is made and used.
 
@@ -84,16 +93,12 @@ class StreamLaunches:
         Rows of lanes are zero before a launch, as are those of a tensor of zeros: a kernel that
         does not run would otherwise make all recordings equal.
         """
-        data = torch.arange(1, 258, dtype=torch.int16, device="cpu")
+        sample, expected = known_text(self._device)
         chunks: list[Tensor] = []
-        with torch.inference_mode(False):
-            sample = data.to(self._device)
         address, first = LaneRows(self._device).take(1, chunks)
         self.launch(DenseMemory(0, [sample.data_ptr()], (sample.nbytes,)), address)
-        total = LaneSum(DEFAULT_SEED)
-        total.add(data.numpy().view(np.uint8), 0)
         found = chunks[0][first].cpu().numpy().view(np.uint64)
-        return tuple(map(int, found)) == tuple(total.lanes())
+        return tuple(map(int, found)) == expected
 
     def _bring(self, dense: DenseMemory) -> tuple[int, int]:
         """Copies the rows that tell of tensors behind those of the table."""

@@ -34,8 +34,9 @@ from verify.device_kernel import loaded
 from verify.device_parts import FIELDS, PartTable, parts_of
 from verify.errors import UnsupportedError
 from verify.hashing import plain_tensor
-from verify.lanes import DEFAULT_SEED, LaneSum, key_seeds
+from verify.lanes import DEFAULT_SEED, key_seeds
 from verify.tracing.definitions import LANES_BYTES, Whole
+from verify.tracing.device_launches import known_text
 from verify.tracing.host_lanes import places_of
 
 ROWS = 1024  # of a chunk: 272 KiB
@@ -122,13 +123,8 @@ class GraphDigests:
         self._held: dict[int, Tensor] = {}
         self._pool: PoolMemory | None = None
         self._done: torch.cuda.Event | None = None
-        text = torch.arange(1, 258, dtype=torch.int16, device="cpu")
-        total = LaneSum(DEFAULT_SEED)
-        total.add(text.numpy().view(np.uint8), 0)
-        self.expected = total.lanes()
-        device = torch.device("cuda", self.index)
-        with torch.inference_mode(False):  # not in the graph's pool; there before `finish` returns
-            self._text = torch.arange(1, 258, dtype=torch.int16, device=device)
+        # Not in the graph's pool; there before `finish` returns.
+        self._text, self.expected = known_text(torch.device("cuda", self.index))
 
     def add(self, tensors: Sequence[tuple[Tensor, Whole | None]]) -> list[tuple[int, int]]:
         """Launches digests of tensors as they are at this place of the capture.

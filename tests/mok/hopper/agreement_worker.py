@@ -383,14 +383,27 @@ def check_functional(rank: int, counts: Counts) -> None:
     with counts.some():
         forward()
     with counts.none():
-        head, out, context = forward()
+        _, out, _ = forward()
     right(p, out)
-    grads = functional.backward(
-        *(*head, context, CASE.d_out[p.rows], p.x, p.router, *shared, *p.weights, limit)
-    )
-    assert same_bits(grads[0], CASE.expected["d_x"][p.rows])
-    for found, name in zip(grads[2:5], ("d_w_gate", "d_w_up", "d_w_down"), strict=True):
-        assert same_bits(found, CASE.expected[name][p.experts]), name
+
+    def gradients() -> None:
+        head, _, context = forward()
+        grads = functional.backward(
+            *(*head, context, CASE.d_out[p.rows], p.x, p.router, *shared, *p.weights, limit)
+        )
+        assert same_bits(grads[0], CASE.expected["d_x"][p.rows])
+        for found, name in zip(grads[2:5], ("d_w_gate", "d_w_up", "d_w_down"), strict=True):
+            assert same_bits(found, CASE.expected[name][p.experts]), name
+
+    for _ in range(2):  # a group's are portable, with collectives every time
+        with counts.some():
+            gradients()
+    os.environ[support.BACKWARD_VARIABLE] = "1"
+    with counts.some():
+        gradients()
+    with counts.none():
+        gradients()
+    del os.environ[support.BACKWARD_VARIABLE]
     with counts.some():
         functional.build_schedule(place, CONFIG, p.topk, num_local_experts=2, validate=True)
 
