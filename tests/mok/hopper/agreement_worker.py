@@ -44,6 +44,7 @@ SPLIT = 61
 
 
 SAVED: list[int | None] = []
+BACKWARDS: list[None] = []  # that the kernels ran
 """Rows of g and u that each launch was to keep."""
 
 
@@ -99,6 +100,7 @@ def pretend(rank: int, counts: Counts) -> list[Any]:
             counts.paused = False
 
     def launch_backward(used: Any, memory: Any, problem: Any, given: Any, **options: Any) -> Any:
+        BACKWARDS.append(None)
         counts.paused = True
         try:
             return simulated_backward(
@@ -272,11 +274,12 @@ def right_gradients(p: SimpleNamespace) -> None:
 
 def check_backward(rank: int, counts: Counts) -> None:
     """The backward of the layer: portable, with collectives every time, then by the kernels."""
-    p = part(rank)
+    p, before = part(rank), len(BACKWARDS)
     os.environ[support.BACKWARD_VARIABLE] = "0"
     for _ in range(2):
         with counts.some():
             right_gradients(p)
+    assert len(BACKWARDS) == before
     # The forward kept what a static rule says, which fake tensors know too.
     assert SAVED[-1] == group_saved_rows(p.x.shape[0], 2, 2)
     os.environ[support.BACKWARD_VARIABLE] = "" if rank else "0"  # with a group the same
@@ -395,14 +398,17 @@ def check_functional(rank: int, counts: Counts) -> None:
         for found, name in zip(grads[2:5], ("d_w_gate", "d_w_up", "d_w_down"), strict=True):
             assert same_bits(found, CASE.expected[name][p.experts]), name
 
+    before = len(BACKWARDS)
     for _ in range(2):  # a group's are portable, with collectives every time
         with counts.some():
             gradients()
+    assert len(BACKWARDS) == before
     os.environ[support.BACKWARD_VARIABLE] = "1"
     with counts.some():
         gradients()
     with counts.none():
         gradients()
+    assert len(BACKWARDS) == before + 2
     del os.environ[support.BACKWARD_VARIABLE]
     with counts.some():
         functional.build_schedule(place, CONFIG, p.topk, num_local_experts=2, validate=True)
