@@ -6,6 +6,7 @@ loaded, which is after this file; processes that tests start inherit it, and wor
 """
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -14,6 +15,34 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
+
+
+SET_BY_OTHERS = ("PYTEST_", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_")
+"""Begin names of variables that pytest and compilers set for themselves."""
+
+
+@pytest.fixture(autouse=True)
+def variables_left_alone() -> Iterator[None]:
+    """Fails a test that leaves an environment variable changed, and puts it back.
+
+    What one test leaves, another on the same worker takes for the user's, and fails on some
+    machines only.
+    """
+    before = _variables()
+    yield
+    after = _variables()
+    changed = sorted(n for n in before.keys() | after.keys() if before.get(n) != after.get(n))
+    for name in changed:
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+    assert not changed, f"left in the environment: {', '.join(changed)}; use monkeypatch.setenv"
+
+
+def _variables() -> dict[str, str]:
+    known = os.environ.items()
+    return {name: value for name, value in known if not name.startswith(SET_BY_OTHERS)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -63,9 +63,6 @@ def test_one_rank_and_two_train_alike_on_a_cpu(tmp_path: Path, training: ModuleT
 def test_settings_in_processes_of_their_own_train_as_in_this_one(
     tmp_path: Path, training: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # what the script sets is put back
-    for name in ("NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
-        monkeypatch.setenv(name, "1")
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *_, **__: None)
     asked = []
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -48,7 +47,14 @@ from training_rows import STEPS, Setting, Trained, name_of, problems, row_of, se
 from mok.endings import end_process
 from mok.hopper import passes
 from mok.hopper.support import BACKWARD_VARIABLE
+from mok.variables import variables_set
 
+VARIABLES = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    BACKWARD_VARIABLE: "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+}
 TIMES = 2
 AT_ONCE = {"cuda": 4, "cpu": 1}
 """Settings of one rank at a time: of a GPU as many as there are, which leaves it cores enough."""
@@ -267,8 +273,7 @@ def main(
     folder: Path | None,
 ) -> None:
     """Train in every setting, twice each, and compare losses and weights bit for bit."""
-    os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", BACKWARD_VARIABLE: "1"}  # before CUDA is
-    os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    click.get_current_context().with_resource(variables_set(VARIABLES))  # before CUDA is
     torch.use_deterministic_algorithms(True, warn_only=True)
     if as_rank is not None and folder is not None:
         _write(folder, "rank", as_rank, _as_rank(as_rank, ranks, folder / "store", steps, where))

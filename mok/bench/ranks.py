@@ -8,7 +8,6 @@ own; contenders get the group of the device. Refuses more ranks than devices.
 from __future__ import annotations
 
 import math
-import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 from mok.endings import end_process
 from mok.errors import InputError
+from mok.variables import variables_set
 
 TIMEOUT = timedelta(seconds=120)
 """Longest wait in a collective; a rank that died alone ends the others after it."""
@@ -93,16 +93,8 @@ def spawn(work: Callable[..., None], ranks: int, *arguments: object) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    before = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", str(port)
-    try:
+    with variables_set({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}):
         torch.multiprocessing.spawn(_rank, args=(work, *arguments), nprocs=ranks)
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _rank(rank: int, work: Callable[..., None], *arguments: object) -> None:

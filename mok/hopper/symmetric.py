@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +35,7 @@ from mok.hopper.chains import Chain
 from mok.hopper.layout import Segments, Sizes, make_layout
 from mok.hopper.timeouts import Timeouts, wanted_timeouts
 from mok.hopper.workspace import HopperWorkspace, assemble, clear_symmetric, load_kernels
+from mok.variables import variables_set
 
 _NO_MULTICAST = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
 _Made = TypeVar("_Made")
@@ -114,15 +114,8 @@ def agree_range(group: dist.ProcessGroup, device: torch.device, value: int) -> t
 @contextmanager
 def without_multicast() -> Iterator[None]:
     """Symmetric memory that is made inside has no multicast address."""
-    before = os.environ.get(_NO_MULTICAST)
-    os.environ[_NO_MULTICAST] = "1"
-    try:
+    with variables_set({_NO_MULTICAST: "1"}):
         yield
-    finally:
-        if before is None:
-            del os.environ[_NO_MULTICAST]
-        else:
-            os.environ[_NO_MULTICAST] = before
 
 
 def open_symmetric(

@@ -44,8 +44,9 @@ SPLIT = 61
 
 
 SAVED: list[int | None] = []
-BACKWARDS: list[None] = []  # that the kernels ran
 """Rows of g and u that each launch was to keep."""
+BACKWARDS: list[None] = []
+"""One for each backward that the kernels ran."""
 
 
 class Counts:
@@ -458,6 +459,7 @@ def check_one_gpu(rank: int, launched: list[Any]) -> None:
 
 def main() -> None:
     rank, store = int(sys.argv[1]), sys.argv[2]
+    os.environ.pop(support.BACKWARD_VARIABLE, None)  # defaults are checked
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",

@@ -7,9 +7,8 @@ and weights are safetensors. `file.py::function` runs a file of the user's, as p
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mok.variables import variables_set
 from verify import targets
 from verify.errors import CaseError, InputFileError, UnsupportedError
 from verify.input_files import exists, parse_json, read_text
@@ -164,23 +164,9 @@ def _saved(folder: Path, dtype: str | None) -> nn.Module:
             f"{folder}: its config.json names code of its own (auto_map), which is not run; build "
             "the model in a file of yours and give file.py::function"
         )
-    with _offline():
+    # read when transformers is imported; local_files_only is given as well
+    with variables_set(dict.fromkeys(_OFFLINE, "1")):
         return _from_disk(folder, dtype)
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """transformers reads these when it is imported; local_files_only is given as well."""
-    before = {name: os.environ.get(name) for name in _OFFLINE}
-    os.environ.update(dict.fromkeys(_OFFLINE, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _from_disk(folder: Path, dtype: str | None) -> nn.Module:
