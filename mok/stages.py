@@ -64,25 +64,31 @@ Listener = Callable[[Told], None]
 Tell = Callable[..., None]
 """tell(stage, tensor, part="")"""
 
-_listeners: list[Listener] = []
+_listeners: list[tuple[Listener, Callable[[], bool]]] = []
+
+
+def _always() -> bool:
+    return True
 
 
 @contextmanager
-def listened(listener: Listener) -> Iterator[None]:
+def listened(listener: Listener, wants: Callable[[], bool] = _always) -> Iterator[None]:
     """Calls `listener` for every tensor of every stage of every layer in this process, in order.
 
-    On the thread that runs the pass, which for a backward is autograd's.
+    On the thread that runs the pass, which for a backward is autograd's. wants: asked at each pass
+    whether it listens to it; if nobody does, nothing is computed for it.
     """
-    _listeners.append(listener)
+    one = (listener, wants)
+    _listeners.append(one)
     try:
         yield
     finally:
-        _listeners.remove(listener)
+        _listeners.remove(one)
 
 
 def heard() -> bool:
     """Whether anybody listens; what is told must then hold no memory that was never written."""
-    return bool(_listeners)
+    return any(wants() for _, wants in _listeners)
 
 
 def teller(x: torch.Tensor, *, backward: bool = False, prefix: str = "") -> Tell | None:
@@ -90,15 +96,16 @@ def teller(x: torch.Tensor, *, backward: bool = False, prefix: str = "") -> Tell
 
     prefix: comes before the stage's name.
     """
-    if not _listeners:
+    if not heard():
         return None
     owner, node = x.data_ptr(), _node(backward)
 
     def tell(stage: str, tensor: torch.Tensor | None, part: str = "") -> None:
         if tensor is not None:
             told = Told(prefix + stage, part, tensor, backward, owner, node)
-            for listener in tuple(_listeners):
-                listener(told)
+            for listener, wants in tuple(_listeners):
+                if wants():
+                    listener(told)
 
     return tell
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from verify.hashing import digest
     from verify.inputs import generate, integers, normal, permutation, uniform
     from verify.placements import local, replicated, sharded
-    from verify.tracing.recorder import probe, record
+    from verify.tracing.recording import probe, record
 
 _HOMES = {
     "assert_bitwise": "api",
@@ -40,8 +40,8 @@ _HOMES = {
     "save_weights_digests": "checkpoints.live",
     "weights_digests": "checkpoints.live",
     "local": "placements",
-    "probe": "tracing.recorder",
-    "record": "tracing.recorder",
+    "probe": "tracing.recording",
+    "record": "tracing.recording",
     "replicated": "placements",
     "sharded": "placements",
 }

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from verify.tracing.choices import STATE, Choice, has_border, in_full
 from verify.tracing.files import Header, TraceWriter, Whole
 
 LEAVES = (
@@ -167,14 +168,21 @@ def record_toy(
     shards: int = 1,
     seed: str = "0",
     environment: dict[str, object] | None = None,
+    choice: Choice = None,
 ) -> Path:
     """Writes one rank's recording. close: whether its end is there, which a kill loses. dtypes:
     of names, instead of float32. shards: how many ranks hold a part of the parameters' rows each.
+    choice: the steps that are recorded in full.
     """
     toy = Toy(faults, seed)
-    writer = TraceWriter(folder, header(rank, world, environment=environment or {}))
+    said = header(rank, world, environment=environment or {}, steps=choice)
+    writer = TraceWriter(folder, said)
     for number in range(-1, steps):
         entries = (toy.start() if number < 0 else toy.step()).made
+        if not in_full(choice, number):
+            if not has_border(choice, number) and number != steps - 1:
+                continue
+            entries = [one for one in entries if one[1] in STATE]
         write_step(writer, number, entries, dtypes=dtypes, rank=rank, shards=shards)
     size = writer.path.stat().st_size
     writer.close()

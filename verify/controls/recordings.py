@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from verify.controls.planting import COLUMNS, cases_of, plant
-from verify.tracing.recorder import record
+from verify.tracing.recording import record
 
 STEPS = 2
 

@@ -50,6 +50,7 @@ def to_json(found: Explanation, kept: str | None = None) -> dict[str, Any]:
             for one in found.tries
         ],
         "diff": documents.to_json(found.found),
+        "first_diff": None if found.first is None else documents.to_json(found.first),
         "kept": kept,
     }
 
@@ -77,13 +78,15 @@ def _headline(found: Explanation) -> str:
     tries = number(len(found.tries), "try")
     if found.explained is not None:
         return f"verdict={found.verdict} they part at the same place again, in {tries}"
-    if all(one.at[0].problem for one in found.tries):
+    if all(one.at and one.at[0].problem for one in found.tries):
         return f"verdict={found.verdict} not explained: no tensors to compare in {tries}"
     return f"verdict={found.verdict} not explained: not seen again at the same place in {tries}"
 
 
 def _culprit(found: Explanation) -> Iterator[str]:
     assert found.found.culprit is not None
+    if found.first is not None and found.first.culprit is not None:
+        yield f"recorded in full, since {sentence(found.first.culprit, found.first)}"
     yield f"culprit: {sentence(found.found.culprit, found.found)}"
     yield from (f"  hint: {printable(hint)}" for hint in found.found.culprit.hints)
 

@@ -4,6 +4,9 @@ A comparison of recordings names the event at which two runs part, from digests.
 up to that step, with the tensors of that event and of its inputs kept, gives what digests cannot:
 index, bit patterns, distances, where in the tensor, and what such a pattern suggests. A rare
 difference may not come again; then nothing is explained, and that is said, with how many tries.
+
+Where the difference came in with steps that were left out of the recordings by choice, both are
+recorded again with these steps in full first, which names the event.
 """
 
 from __future__ import annotations
@@ -85,11 +88,14 @@ class Try:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What running again has shown. tries: all of them, the last one explains if any does."""
+    """What running again has shown. found: the comparison that named the culprit. tries: all of
+    them, the last one explains if any does. first: the comparison of the recordings that were
+    given, where steps that those left out had to be recorded first; else None."""
 
     found: TraceDiff
     verdict: Verdict
     tries: tuple[Try, ...]
+    first: TraceDiff | None = None
 
     @property
     def explained(self) -> Try | None:
@@ -112,7 +118,12 @@ def explain_runs(
     UNVERIFIED when the runs did not part there again; the comparison's own verdict when it has no
     culprit. UnsupportedError for a culprit that no single rank has. Raises as `processes.recorded`.
     """
-    found = diff(a, b)
+    found, first = diff(a, b), None
+    if found.culprit is not None and found.culprit.cause is Cause.UNRECORDED:
+        first, again = found, _recorded_in_full(found, scripts, folder / "in-full", tries, progress)
+        if isinstance(again, tuple):
+            return Explanation(found, Verdict.UNVERIFIED, again)
+        a, found = Path(again.a), again
     if found.culprit is None:
         return Explanation(found, found.verdict, ())
     place = found.culprit.place
@@ -123,7 +134,11 @@ def explain_runs(
         )
     chosen = choose(read_folder(a)[place.rank], found)
     opens = any(key[2].endswith(BEFORE) for _, key in (*chosen.at, *chosen.given))
-    orders = Orders("", max(place.step, START) + 1, chosen.wanted, states=opens)
+    end = max(place.step, START) + 1
+    full = None
+    if first is not None:
+        full = max(0, min(_recorded_from(a), place.step)), max(1, end)
+    orders = Orders("", end, chosen.wanted, states=opens, steps=full)
     made: list[Try] = []
     for number in range(1, tries + 1):
         folders = [folder / f"try-{number}" / name for name in "ab"]
@@ -133,7 +148,43 @@ def explain_runs(
         if made[-1].parted and made[-1].clean:
             break
     explained = made[-1].parted and made[-1].clean
-    return Explanation(found, Verdict.MISMATCH if explained else Verdict.UNVERIFIED, tuple(made))
+    verdict = Verdict.MISMATCH if explained else Verdict.UNVERIFIED
+    return Explanation(found, verdict, tuple(made), first)
+
+
+def _recorded_from(path: Path) -> int:
+    """The first step that a recording of chosen steps has in full."""
+    steps = next(iter(read_folder(path).values())).header.steps
+    return 0 if steps is None else steps.start
+
+
+def _recorded_in_full(
+    found: TraceDiff,
+    scripts: tuple[Script, Script],
+    folder: Path,
+    tries: int,
+    progress: Progress,
+) -> TraceDiff | tuple[Try, ...]:
+    """A comparison of both runs once more, with the steps in full that the culprit came in with;
+    after `tries` runs that did not part in such steps, what each has shown."""
+    made: list[Try] = []
+    culprit = found.culprit
+    for number in range(1, tries + 1):
+        assert culprit is not None
+        assert culprit.unrecorded is not None
+        low, high = culprit.unrecorded
+        folders = [folder / f"try-{number}" / name for name in "ab"]
+        orders = Orders("", high + 1, steps=(low, high + 1))
+        for script, where in zip(scripts, folders, strict=True):
+            recorded(script, where, orders, progress=progress)
+        now = diff(folders[0], folders[1])
+        if now.culprit is not None and now.culprit.cause is not Cause.UNRECORDED:
+            return now
+        steps = f"step {low}" if low == high else f"steps {low} to {high}"
+        parted = "equal" if now.culprit is None else f"before them{_elsewhere(now)}"
+        made.append(Try(False, True, f"with {steps} in full: {parted}", (), ()))
+        culprit = now.culprit or culprit
+    return tuple(made)
 
 
 def choose(recording: Recording, found: TraceDiff) -> Chosen:

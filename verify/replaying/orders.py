@@ -35,13 +35,15 @@ class Orders:
     keep: events whose tensors are kept. states: whether each step begins with the state that it
     finds, which is what a resumed run must have: schedulers, averages and evaluations change it
     behind the optimizer's step. narrow: whether the state at the start is looked at for values that
-    a narrower dtype could hold."""
+    a narrower dtype could hold. steps: from, up to but not including: which steps are recorded in
+    full, whatever the script chose; None leaves it its choice, unless `states` asks for all."""
 
     folder: str
     stop_after: int | None = None
     keep: tuple[Wanted, ...] = ()
     states: bool = False
     narrow: bool = False
+    steps: tuple[int, int] | None = None
 
 
 class Stopped(SystemExit):
@@ -81,4 +83,7 @@ def _orders(fields: Any) -> Orders:
     keep = tuple(tuple(one) for one in fields.pop("keep"))
     if not all(len(one) == 6 for one in keep):
         raise ValueError("a malformed event")
-    return Orders(**fields, keep=keep)
+    steps = fields.pop("steps", None)
+    if steps is not None and not (len(steps) == 2 and 0 <= steps[0] < steps[1]):
+        raise ValueError("a malformed range of steps")
+    return Orders(**fields, keep=keep, steps=None if steps is None else (steps[0], steps[1]))

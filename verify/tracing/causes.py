@@ -6,6 +6,8 @@ were at the last border, of the generators' state there and of what its parts re
 gradient of its grad_outputs and of the forward's values; a parameter after the optimizer of its
 gradient, itself and its optimizer's state before. All others inherit.
 
+What steps that nobody recorded have changed is blamed on them, and on none of their modules.
+
 It refuses to blame a module of which something recorded differs already, even where that may not
 matter, or of which a parameter was written by hand within the step (when, is not recorded), and to
 separate the parameter gradients of one step: clipping by a common norm and sums over
@@ -21,9 +23,9 @@ from enum import StrEnum
 from itertools import accumulate
 
 from verify.tracing.calls import ROOTS, Call, Calls, is_op
+from verify.tracing.choices import STATE
 from verify.tracing.definitions import START, Definition, Program
 
-STATE = ("parameter", "buffer", "optimizer", "rng")
 Mark = str | None
 """What comparing said about an entry: "" equal, None not compared, else how it differs."""
 
@@ -41,6 +43,7 @@ class Cause(StrEnum):
     OPTIMIZER = "optimizer"  # parameters or its own state, after its step
     RNG = "rng"  # a generator's state alone
     SET = "set"  # parameters that other code than an optimizer wrote in a step without a backward
+    UNRECORDED = "unrecorded"  # steps that were left out of a recording by choice
 
 
 @dataclass(frozen=True)
@@ -104,12 +107,18 @@ def origins(
     marks: Sequence[Mark],
     known: Known,
     drawn: bool,
+    hidden: bool = False,
 ) -> list[Origin]:
     """The origins among a step's differing entries, in the order of execution.
 
     marks: one for each entry of the program. known: as of the border before; not changed. drawn:
-    whether the step may have drawn from a generator that differs.
+    whether the step may have drawn from a generator that differs. hidden: whether steps that were
+    not recorded led to it, or it was not itself but for the state behind it.
     """
+    if hidden and number != START:
+        differing = tuple(place for place, mark in enumerate(marks) if mark)
+        first = differing and not known.events
+        return [Origin(Cause.UNRECORDED, differing)] if first else []
     step = _Step(number, program, calls, marks, known, drawn)
     found: dict[tuple[Cause, object], list[int]] = {}
     for place, mark in enumerate(marks):

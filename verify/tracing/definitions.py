@@ -147,7 +147,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Header:
-    """What a recording says of itself. level: "module" or "op". created: ISO 8601, UTC."""
+    """What a recording says of itself. level: "module" or "op". created: ISO 8601, UTC. steps:
+    those that were recorded in full, None for all; see `choices`."""
 
     rank: int
     world: int
@@ -156,6 +157,7 @@ class Header:
     environment: Mapping[str, Any]
     scheme: str = SCHEME
     version: int = VERSION
+    steps: range | None = None
 
 
 @dataclass(frozen=True)

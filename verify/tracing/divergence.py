@@ -20,6 +20,7 @@ from verify.errors import InputFileError
 from verify.reasons import Verdict
 from verify.rendering.escaping import clipped
 from verify.tracing.alignment import align
+from verify.tracing.common import common_runs, left_out
 from verify.tracing.definitions import START, Recording
 from verify.tracing.files import read_folder
 from verify.tracing.findings import SHOWN, Culprit, Left, TraceDiff, label
@@ -38,7 +39,7 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
 
     steps: from, up to but not including; None is open. The start is step -1. Raises InputFileError.
     """
-    runs = read_folder(a), read_folder(b)
+    runs: tuple[Run, Run] = (read_folder(a), read_folder(b))
     worlds = tuple(_world(path, run) for path, run in zip((a, b), runs, strict=True))
     schemes = [sorted({one.header.scheme for one in run.values()}) for run in runs]
     if schemes[0] != schemes[1] or len(schemes[0]) > 1:
@@ -46,7 +47,10 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
         return _told(
             a, b, steps, (worlds[0], worlds[1]), [], [], [f"digests differ in kind: {told}"], []
         )
-    reasons, notes = _about(runs, steps)
+    notes = list(left_out(*runs))
+    runs = common_runs(*runs)
+    reasons, more = _about(runs, steps)
+    notes += more
     outcomes: list[Outcome] = []
     left: list[Left] = []
     if worlds[0] == worlds[1]:

@@ -40,6 +40,8 @@ class Culprit:
     place: its first event. names: of the modules or parameters at fault. around: the module whose
     code ran, `name` or `name (Class)`, None outside of the model. after: the last equal event
     before, in words. collective: another rank differs earlier; this may have come from there.
+    unrecorded: the first and the last of the steps that it came in with, where those were not
+    recorded in full; else None.
     """
 
     cause: Cause
@@ -49,6 +51,7 @@ class Culprit:
     after: str | None
     hints: tuple[str, ...]
     collective: bool = False
+    unrecorded: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

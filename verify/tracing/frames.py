@@ -88,6 +88,7 @@ def header_fields(header: Header) -> dict[str, Any]:
         "level": header.level,
         "created": header.created,
         "environment": header.environment,
+        "steps": None if header.steps is None else _bounds(header.steps),
     }
 
 
@@ -110,7 +111,22 @@ def header_of(payload: bytes) -> Header:
         _field(fields, "created", str),
         _field(fields, "environment", dict),
         _field(fields, "scheme", str),
+        steps=_steps(fields.get("steps")),
     )
+
+
+def _bounds(steps: range) -> list[int]:
+    return [steps.start, steps.stop, steps.step]
+
+
+def _steps(value: Any) -> range | None:
+    """The steps that were recorded in full; recordings of before there was a choice say nothing."""
+    if value is None:
+        return None
+    sizes = _sizes(value)
+    if len(sizes) != 3 or not sizes[2] or not range(*sizes):
+        raise BrokenFrame(f"its steps are {value!r}, which is no range of steps")
+    return range(*sizes)
 
 
 def definition_fields(one: Definition) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class Taker(Protocol):
     """Takes tensors into the step that is being recorded."""
 
     def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None: ...
-    @property
-    def listening(self) -> bool: ...
+    def wants(self) -> bool:
+        """Whether it takes what comes now."""
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -198,7 +198,7 @@ class ModuleHooks:
     def _name(self, module: nn.Module) -> str | None:
         """The name of a module whose calls are taken now; a copy of one has none."""
         found = self._names.get(id(module))
-        if found is None or torch.jit.is_tracing() or not self._taker.listening:
+        if found is None or torch.jit.is_tracing() or not self._taker.wants():
             return None
         return found[0]
 
@@ -257,7 +257,7 @@ class ModuleHooks:
         """Takes the gradient of a tensor when it is known in full."""
 
         def hook(gradient: Tensor) -> None:
-            if self._taker.listening:
+            if self._taker.wants():
                 self._taker.take(name, kind, module, [(path, gradient)])
 
         try:
@@ -270,7 +270,7 @@ class ModuleHooks:
 
     def _on_node(self, node: Node, edges: list[tuple[int, str]], name: str, module: str) -> None:
         def hook(gradients: Any, _: Any) -> None:
-            if self._taker.listening:
+            if self._taker.wants():
                 given = gradients if isinstance(gradients, tuple) else (gradients,)
                 found = [(path, given[i]) for i, path in edges if given[i] is not None]
                 self._taker.take(name, "grad_input", module, found)

@@ -25,6 +25,7 @@ from verify.errors import UnsupportedError
 from verify.hashing import plain_tensor
 from verify.replaying.orders import BEFORE, Orders, Stopped
 from verify.tensor_files import opened
+from verify.tracing.choices import Choice
 from verify.tracing.definitions import START, Key
 from verify.tracing.frames import file_name, unwritable
 from verify.tracing.states import Held, ModelState, random_state
@@ -61,6 +62,12 @@ class Keeper:
         self._searches: bool | None = None
         self._looked = False
         self._entering = False
+
+    def choice(self, script: Choice) -> Choice:
+        """The steps that are recorded in full, where the script's own choice is this."""
+        if self._orders.steps is not None:
+            return range(*self._orders.steps)
+        return None if self._orders.states else script
 
     def optimizers(self, known: list[Optimizer], state: ModelState) -> list[Optimizer]:
         """The optimizers of a border: those that are known there, or at the start all that serve

@@ -35,8 +35,7 @@ class OperationTaker(Protocol):
     """Takes what operations gave into the step that is being recorded."""
 
     def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None: ...
-    @property
-    def listening(self) -> bool: ...
+    def wants(self) -> bool: ...
     def running_module(self) -> str: ...
 
 
@@ -52,10 +51,8 @@ class OperationMode(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         output = func(*args, **given)
-        if not self._taker.listening:
-            return output
         takes, changed, opaque = _facts(func)
-        if takes or changed:
+        if (takes or changed) and self._taker.wants():
             name = f"{self._place()}/{func}"
             if takes:
                 told = output if opaque is None else output[:opaque]
@@ -87,4 +84,5 @@ def _facts(func: Any) -> tuple[bool, tuple[tuple[int, str], ...], int | None]:
     if name.startswith(_UNWRITTEN):
         return False, (), None
     fresh = all(one.alias_info is None for one in schema.returns)
-    return fresh and bool(schema.returns), changed, _OPAQUE.get(name)
+    tensors = any("Tensor" in str(one.type) for one in schema.returns)  # no marks of a profiler
+    return fresh and tensors, changed, _OPAQUE.get(name)

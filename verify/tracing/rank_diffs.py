@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from verify.tracing.alignment import Alignment, align
 from verify.tracing.calls import Calls, calls_of
-from verify.tracing.causes import Known, Mark, hints, origins
+from verify.tracing.causes import Known, Mark, Origin, hints, origins
+from verify.tracing.choices import Gaps
 from verify.tracing.definitions import LANES_BYTES, START, Definition, Program, Recording, Step
 from verify.tracing.findings import SHOWN, Culprit, Place, label
 from verify.tracing.generators import Generators
@@ -61,7 +62,7 @@ def compare_rank(
     """Compares the steps that both have. conflicts: (step, place in A) of entries that cannot be
     equal, and how they differ; see `shards`."""
     outcome, known = Outcome(rank), Known()
-    generators = Generators(a), Generators(b)
+    generators, gaps = (Generators(a), Generators(b)), Gaps(a.header.steps, b.header.steps)
     cache: dict[tuple[int, int], Paired] = {}
     others = {step.number: step for step in b.steps}
     left: set[str] = set()
@@ -71,6 +72,7 @@ def compare_rank(
             continue
         key = (id(step.program), id(other.program))
         pair = cache.get(key) or cache.setdefault(key, paired(step.program, other.program))
+        hidden = gaps.before(step.number)
         moved = [side.moved(one) for side, one in zip(generators, (step, other), strict=True)]
         marks = None
         if not pair.plain or step.lanes != other.lanes or not known.clean or conflicts:
@@ -84,11 +86,14 @@ def compare_rank(
                     outcome.still[key_of] = outcome.still.get(key_of, 0) + 1
         if within(step.number, steps):
             _count(outcome, pair, step, other)
+            outcome.steps += step.number != START and step.number not in hidden
             if marks and any(marks):
                 either = {place: moved[0][place] or moved[1].get(place, True) for place in moved[0]}
                 # a step that was cut does not tell whether it drew; a model draws from torch's
                 may = (step.failed or other.failed) and bool(left - {"numpy", "python"})
-                _tell(outcome, pair, step, other, marks, known, may or known.drawn(either))
+                drawn = may or known.drawn(either)
+                found = origins(step.number, pair.a, pair.calls, marks, known, drawn, bool(hidden))
+                _tell(outcome, pair, step, other, marks, found, hidden)
         if marks is not None:
             known.border(step.program, marks)
     return outcome
@@ -129,7 +134,6 @@ def _leave_still(
 
 def _count(outcome: Outcome, pair: Paired, step: Step, other: Step) -> None:
     """Everything about a step that names alone decide."""
-    outcome.steps += step.number != START
     outcome.compared += pair.real
     outcome.moved += len(pair.alignment.moved)
     if pair.plain:
@@ -161,13 +165,12 @@ def _tell(
     step: Step,
     other: Step,
     marks: list[Mark],
-    known: Known,
-    drawn: bool,
+    found: list[Origin],
+    hidden: range,
 ) -> None:
     """The origins of a step that differs, and what inherits."""
     partners = dict(pair.alignment.pairs)
     differing = [index for index, mark in enumerate(marks) if mark]
-    found = origins(step.number, pair.a, pair.calls, marks, known, drawn)
     guilty = {place: origin for origin in found for place in origin.places}
     if outcome.first is None:
         first = differing[0]
@@ -196,6 +199,7 @@ def _tell(
                         {index: one.module for index, one in definitions.items()},
                     )
                 ),
+                unrecorded=(hidden[0], hidden[-1]) if hidden else None,
             )
         )
     rest = [index for index in differing if index not in guilty]

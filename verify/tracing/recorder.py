@@ -1,25 +1,15 @@
-"""`verify.record` and `verify.probe`: digests of all that a training run computes, in a file.
+"""A recording under way: what it takes into which step, and when a step is written.
 
-    with verify.record("run_a", model, optimizer):
-        for batch in batches:
-            train_step(batch)
-
-A step ends behind `optimizer.step()`: it holds the inputs, outputs and gradients of all modules in
-the order of execution, the parameters' gradients as the optimizer found them, and behind them the
-parameters, buffers, optimizer state and random-number state that it left. Step -1 is the state at
-the start. Recording changes no bit of the run: it draws no random numbers, adds no node to the
-graph, and leaves what torch.compile compiles alone. What is captured into a CUDA graph inside of
-the `with` is recorded at each of its replays (`graphs`).
-
-Refuses a second recording inside of one, and a folder that has one of this rank already.
+`recording` begins and ends it, and says what users may expect of it. A step's digests are written
+when the next step ends, so that nobody waits for a device. It refuses to lose what was taken: an
+error while a step is taken or written leaves a file that can be read up to the step before.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,15 +27,16 @@ from verify.environment import environment
 from verify.errors import UnsupportedError
 from verify.hashing import dtype_name
 from verify.replaying.orders import given
-from verify.tracing.definitions import LEVELS, START
+from verify.tracing.choices import Choice, has_border, in_full
+from verify.tracing.definitions import START
 from verify.tracing.files import Header, TraceWriter
-from verify.tracing.graphs import Captured, GraphEvent, GraphWatch, capturing
-from verify.tracing.hooks import ModuleHooks, gradients_follow
+from verify.tracing.graphs import Captured, GraphEvent, GraphWatch
+from verify.tracing.hooks import ModuleHooks
 from verify.tracing.keeping import Keeper
 from verify.tracing.queues import DigestQueue
 from verify.tracing.stages import LayerStages
-from verify.tracing.states import Held, ModelState, listed_optimizers, random_state, rank_and_world
-from verify.tracing.tensors import Found, located, tensors_in
+from verify.tracing.states import Held, ModelState, random_state, rank_and_world
+from verify.tracing.tensors import Found, located
 
 _ENVIRONMENT = (
     *("platform", "cpu_model", "cpu_capability", "python", "torch", "numpy", "blas"),
@@ -54,82 +45,6 @@ _ENVIRONMENT = (
 _REPEATED = ("input", "output", "grad_output", "grad_input", "probe")  # state comes once a step
 _active: list[Recorder] = []  # the recording that is under way, for `probe`; at most one
 Value = TypeVar("Value")
-
-
-@contextmanager
-def record(
-    folder: str | Path,
-    model: nn.Module,
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
-    *,
-    level: str = "module",
-    overwrite: bool = False,
-) -> Iterator[Recorder]:
-    """Records what happens inside the `with`, to `folder/rank-00000.trace` (and so on by rank).
-
-    optimizer: a step ends behind its `step()`; of several, behind that of the last one. None takes
-    every optimizer that holds a parameter of the model; without one the block is a single step.
-    level: "module", or "op" for every operation of torch, too. overwrite: replaces a file
-    that is there.
-
-    UnsupportedError inside of another recording, InputFileError for a file that is there or cannot
-    be written. An exception ends the file with a step marked as failed, and goes on.
-    """
-    if level not in LEVELS:
-        raise UnsupportedError(f"level is {level!r}; allowed are {' and '.join(LEVELS)}")
-    if not isinstance(model, nn.Module):
-        raise UnsupportedError(
-            "record takes a folder and then a torch.nn.Module, not a "
-            f"{type(folder).__name__} and then a {type(model).__name__}"
-        )
-    if _active:
-        raise UnsupportedError(
-            "a recording is under way: end it first, or give one module that holds both models"
-        )
-    if capturing():
-        raise UnsupportedError(
-            "a recording cannot begin while a CUDA graph is captured: begin it before"
-        )
-    recorder = Recorder(Path(folder), model, listed_optimizers(optimizer), level, overwrite)
-    _active.append(recorder)
-    try:
-        recorder.begin()
-        yield recorder
-    except BaseException as error:
-        recorder.end(f"{type(error).__name__}: {error}")
-        raise
-    else:
-        recorder.end(None)
-    finally:
-        if recorder in _active:  # not in a process that was forked inside
-            _active.remove(recorder)
-
-
-def probe(name: str, value: Value) -> Value:
-    """Records the tensors in `value` (in any nesting) under `name`, and their gradients.
-
-    Returns `value` itself. Does nothing outside of a recording, and inside of what torch.compile
-    compiles. A gradient's path ends in `grad`.
-    """
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not _active:
-        return value
-    recorder = _active[0]
-    found = list(tensors_in(value))
-    recorder.take(name, "probe", "", found)
-    for path, t in found:
-        if isinstance(t, torch.Tensor) and t.requires_grad and gradients_follow():
-            recorder.hooks.on_gradient(t, name, "probe", "", f"{path}.grad" if path else "grad")
-    return value
-
-
-def _forked() -> None:
-    """In a child process, such as a worker of a DataLoader: the recording is its parent's."""
-    while _active:
-        _active.pop().leave()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 class Recorder:
@@ -141,6 +56,7 @@ class Recorder:
         model: nn.Module,
         optimizers: list[Optimizer] | None,
         level: str,
+        choice: Choice,
         overwrite: bool,
     ) -> None:
         rank, world = rank_and_world()
@@ -148,15 +64,17 @@ class Recorder:
         self._keeper: Keeper | None = None
         if orders is not None:  # a tool runs this script again
             self._keeper, folder, overwrite = Keeper(orders, rank), Path(orders.folder), False
+            choice = self._keeper.choice(choice)
         header = Header(
             rank,
             world,
             level,
             datetime.now(UTC).isoformat(timespec="seconds"),
             {name: facts[name] for name in _ENVIRONMENT if name in facts},
+            steps=choice,
         )
         self._writer = TraceWriter(folder, header, overwrite=overwrite)
-        self._optimizers, self._level = optimizers, level
+        self._optimizers, self._level, self._choice = optimizers, level, choice
         self._state, self._queue = ModelState(model), DigestQueue()
         self.hooks = ModuleHooks(model, self)
         self._lock, self._busy = threading.RLock(), threading.local()
@@ -165,6 +83,9 @@ class Recorder:
         self._entries: list[int] = []
         self._waiting: tuple[int, list[int], Any, bool] | None = None
         self._number = START
+        self._full = True  # everything of this step is taken
+        self._begun = False  # this step, though nothing of it was taken
+        self._owed: list[Optimizer] | None = None  # whose state, with the model's, was not taken
         self._stepping: list[Optimizer] = []
         self._stepped: list[Optimizer] = []
         self._skipped: dict[str, str] = {}
@@ -172,8 +93,18 @@ class Recorder:
 
     @property
     def listening(self) -> bool:
-        """Whether tensors are taken now: not after the end, nor inside of our own work."""
+        """Whether what happens now is the program's: not after the end, nor our own work."""
         return self._open and not getattr(self._busy, "busy", False)
+
+    def wants(self) -> bool:
+        """Whether tensors are taken now. Where they are not by choice, the step has begun all the
+        same; what a CUDA graph captures is taken, since its replays come in other steps."""
+        if not self.listening:
+            return False
+        if self._full or self._graphs.capturing():
+            return True
+        self._begun = True
+        return False
 
     @property
     def number(self) -> int:
@@ -190,7 +121,7 @@ class Recorder:
         is captured: the step ends behind each of its replays."""
         if self._open and self._graphs.capturing():
             self._graphs.ends_step(None, True)
-        elif self._open and self._entries:
+        elif self._open and (self._entries or self._begun):
             if self._keeper is not None:
                 self._keeper.stop(self._number)
             self._border()
@@ -202,7 +133,7 @@ class Recorder:
         self.hooks.attach()
         self._undo.callback(self.hooks.detach)
         self._undo.enter_context(self._graphs.attached())
-        self._undo.enter_context(listened(LayerStages(self)))
+        self._undo.enter_context(listened(LayerStages(self), self.wants))
         self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if self._level == "op":
@@ -217,9 +148,13 @@ class Recorder:
             return
         try:
             if failure is None:
-                if self._entries or self._number == 0:
-                    self._border()
-            elif self._entries:
+                if self._entries or self._begun or self._number == 0:
+                    self._border(last=True)
+                elif self._owed is not None:  # of the step before, which was the last one
+                    self._number, self._full = self._number - 1, False
+                    self._stepped = self._owed
+                    self._border(last=True)
+            elif self._entries or not self._full:
                 self._close_step(failed=True)
             self._write_waiting()
         except BaseException as error:  # then the last step is not there
@@ -254,7 +189,8 @@ class Recorder:
         try:
             with self._lock, torch.no_grad():
                 before, digests = len(self._entries), captured.digests
-                if digests is None:
+                self._begun = True
+                if digests is None or not self._full:
                     result = run()
                 else:
                     digests.clear()
@@ -286,8 +222,11 @@ class Recorder:
         reads = kind in ("input", "probe") and torch.is_grad_enabled() and self.hooks.idle()
         return reads and torch._C._current_graph_task_id() == -1
 
-    def _take(self, module: str, held: Iterable[Held], *, enters: bool = False) -> None:
-        if not self.listening:
+    def _take(
+        self, module: str, held: Iterable[Held], *, enters: bool = False, state: bool = False
+    ) -> None:
+        """Appends digests to this step. state: also to one that is not recorded in full."""
+        if not (self.listening if state else self.wants()):
             return
         self._busy.busy = True
         try:
@@ -357,17 +296,21 @@ class Recorder:
             return any(optimizer is one for one in self._optimizers)
         return self._state.serves(optimizer)
 
-    def _border(self) -> None:
-        """Takes the state, and ends the step."""
+    def _border(self, *, last: bool = False) -> None:
+        """Takes the state, and ends the step. Without its state where it is not of a chosen step,
+        nor before one, nor the last."""
         if self._number > START and not self._stepped:
             self._take("", self._state.gradients(None))
-        optimizers = self._optimizers or list(dict.fromkeys(self._stepped))
-        if self._keeper is not None:
-            optimizers = self._keeper.optimizers(optimizers, self._state)
-        self._take("", self._state.values())
-        for optimizer in optimizers:
-            self._take("", self._state.optimizer(optimizer))
-        self._take("", random_state())
+        self._owed = self._stepped
+        if last or has_border(self._choice, self._number):
+            optimizers = self._optimizers or list(dict.fromkeys(self._stepped))
+            if self._keeper is not None:
+                optimizers = self._keeper.optimizers(optimizers, self._state)
+            self._take("", self._state.values(), state=True)
+            for optimizer in optimizers:
+                self._take("", self._state.optimizer(optimizer), state=True)
+            self._take("", random_state(), state=True)
+            self._owed = None
         self._close_step(failed=False)
 
     def _close_step(self, failed: bool) -> None:
@@ -375,6 +318,7 @@ class Recorder:
             # First of all, so that an error below leaves no entries without digests.
             number, entries = self._number, self._entries
             self._number, self._entries, self._stepped = number + 1, [], []
+            self._full, self._begun = in_full(self._choice, number + 1), False
             if self._keeper is not None:
                 self._keeper.close(number)
             try:
@@ -383,7 +327,8 @@ class Recorder:
             except BaseException:
                 self._queue.keep(0)
                 raise
-            self._waiting = (number, entries, lanes, failed)
+            if entries or failed:
+                self._waiting = (number, entries, lanes, failed)
             if not takes_time:
                 self._write_waiting()
         self.hooks.forget_leaves()

@@ -27,6 +27,8 @@ def sentence(one: Culprit, found: TraceDiff) -> str:
                 f"did not restore it{_user(one, found)}"
             )
         return f"before the first step state differs already, {many}: other weights, seed or resume"
+    if one.cause is Cause.UNRECORDED and one.unrecorded is not None:
+        return _unrecorded(one, where, many)
     if one.cause is Cause.DATA:
         return (
             f"{where}: what enters the model differs, {many}, and nothing recorded before does: "
@@ -76,6 +78,17 @@ def sentence(one: Culprit, found: TraceDiff) -> str:
     code = "code outside of modules" if one.around is None else f"code of {_around(one.around)}"
     after = f" after {clipped(one.after, _LONGEST)}" if one.after else ""
     return f"{where}: {code},{after} and before {first}: all that it was given is equal"
+
+
+def _unrecorded(one: Culprit, where: str, many: str) -> str:
+    assert one.unrecorded is not None
+    low, high = one.unrecorded
+    steps = f"step {low} was" if low == high else f"steps {low} to {high} were"
+    return (
+        f"{where}: {many} {_differ(one)} here, all that was recorded before is equal, and {steps} "
+        f"not recorded in full: record both with steps=range({low}, {high + 1}), or let `verify "
+        "trace explain` do that"
+    )
 
 
 def _stage(one: Culprit, where: str, stage: tuple[str, str]) -> str:

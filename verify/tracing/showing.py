@@ -13,10 +13,11 @@ from tabulate import tabulate
 
 from verify.rendering.escaping import clipped, printable
 from verify.rendering.phrases import number
+from verify.tracing.choices import in_words
 from verify.tracing.definitions import KINDS, Event, Recording
 from verify.tracing.findings import label
 from verify.tracing.rank_diffs import Range, within
-from verify.tracing.sentences import step as in_words
+from verify.tracing.sentences import step as named
 
 _LANE = 16  # digits of a digest that are shown: one lane
 _LONGEST = 100
@@ -49,12 +50,13 @@ def whole(run: Run) -> bool:
 def text(run: Run) -> str:
     """The overview for people; the last line says whether the recording is whole."""
     shown = overview(run)
-    headers = ("rank", "level", "steps", "events", "programs", "created", "end")
+    headers = ("rank", "level", "steps", "in full", "events", "programs", "created", "end")
     rows = [
         (
             str(one["rank"]),
             one["level"],
             _steps(one),
+            one["in_full"],
             f"{one['events']:,}",
             str(one["programs"]),
             printable(one["created"]),
@@ -80,7 +82,7 @@ def event_text(run: Run, steps: Range) -> Iterator[str]:
         name = label(one["name"], one["kind"], one["path"], one["occurrence"])
         head, _, digits = one["digest"].rpartition(":")
         yield (
-            f"rank {one['rank']}, {in_words(one['step'])}, {one['index']}: "
+            f"rank {one['rank']}, {named(one['step'])}, {one['index']}: "
             f"{clipped(name, _LONGEST)} {printable(head)}:{digits[:_LANE]}"
         )
 
@@ -92,6 +94,7 @@ def _rank(rank: int, one: Recording) -> dict[str, Any]:
     return {
         "rank": rank,
         "level": one.header.level,
+        "in_full": in_words(one.header.steps),
         "created": one.header.created,
         "complete": one.complete,
         "reason": one.reason,
@@ -109,7 +112,7 @@ def _rank(rank: int, one: Recording) -> dict[str, Any]:
 def _steps(one: Mapping[str, Any]) -> str:
     if not one["steps"]:
         return "none"
-    first, last = in_words(one["first_step"]), in_words(one["last_step"])
+    first, last = named(one["first_step"]), named(one["last_step"])
     return first if first == last else f"{first} to {last}"
 
 

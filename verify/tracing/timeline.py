@@ -134,6 +134,7 @@ class _Near:
                 step.marks,
                 self.known,
                 self.known.drawn(step.moved),
+                step.hidden,
             ):
                 causes.update(dict.fromkeys(origin.places, origin.cause))
         if at == step.number:

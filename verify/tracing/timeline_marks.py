@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from verify.tracing.causes import Mark
+from verify.tracing.choices import Gaps
 from verify.tracing.definitions import LANES_BYTES, Key, Recording, Step
 from verify.tracing.generators import Generators
 from verify.tracing.rank_diffs import Paired, paired
@@ -33,7 +34,8 @@ class Side:
 class Compared:
     """One step. a, b: what each run has of it. pair: None if only one has it. marks: of A's
     entries. only_a, only_b: places of what lacks a partner that it should have. compared: how many
-    entries count. moved: of A's generators, whether either run's moved in this step."""
+    entries count. moved: of A's generators, whether either run's moved in this step. hidden:
+    whether steps that were not recorded in full led to it."""
 
     number: int
     a: Step | None
@@ -44,6 +46,7 @@ class Compared:
     only_b: frozenset[int] = frozenset()
     compared: int = 0
     moved: Mapping[tuple[str, str, str], bool] = field(default_factory=dict)
+    hidden: bool = False
 
     @cached_property
     def differing(self) -> int:
@@ -57,6 +60,7 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
         for side in (a, b)
     ]
     generators = tuple(Generators(side.recording) for side in (a, b) if side.recording is not None)
+    gaps = Gaps(*(side.recording.header.steps for side in (a, b) if side.recording is not None))
     levels = {side.recording.header.level for side in (a, b) if side.recording is not None}
     ignored = partial(_ignored, left=a.left | b.left, ops=len(levels) > 1)
     cache: dict[tuple[int, int], tuple[Paired, frozenset[int], frozenset[int]]] = {}
@@ -83,8 +87,9 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
         still = _still(pair, marks, generators)
         for place in still:
             marks[place] = None
-        count = pair.real - len(still)
-        yield Compared(number, step, other, pair, tuple(marks), only_a, only_b, count, moved)
+        count, hidden = pair.real - len(still), bool(gaps.before(number))
+        found = (pair, tuple(marks), only_a, only_b, count, moved, hidden)
+        yield Compared(number, step, other, *found)
 
 
 def _ignored(key: Key, left: frozenset[Key], ops: bool) -> bool:

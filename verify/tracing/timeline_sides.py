@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from verify.tracing.common import common, common_runs
 from verify.tracing.definitions import Definition, Key, Recording
 from verify.tracing.files import file_name, read_folder, read_recording
 from verify.tracing.findings import TraceDiff
@@ -39,15 +40,18 @@ def _ranks(
     a: Path, b: Path, found: TraceDiff
 ) -> Iterator[tuple[int, Recording | None, Recording | None]]:
     if a.is_file() and b.is_file():
-        one = read_recording(a)
-        yield one.header.rank, one, read_recording(b)
+        both = common(read_recording(a), read_recording(b))
+        yield both[0].header.rank, *both
         return
     if a.is_file() or b.is_file():
         ranks = [read_recording(a if a.is_file() else b).header.rank]
     else:
         ranks = list(range(found.worlds[0]))
     for rank in ranks:
-        yield rank, _of_rank(a, rank), _of_rank(b, rank)
+        one, other = _of_rank(a, rank), _of_rank(b, rank)
+        if one is not None and other is not None:
+            one, other = common(one, other)
+        yield rank, one, other
 
 
 def _of_rank(path: Path, rank: int) -> Recording | None:
@@ -84,5 +88,5 @@ def _sums(a: Path, b: Path, found: TraceDiff, wanted: set[Key] | None) -> Pair:
         left = frozenset(key for counts in total.left.values() for key in counts)
         return Side(total.recording, total.conflicts, left)
 
-    one, two = read_folder(a), read_folder(b)
+    one, two = common_runs(read_folder(a), read_folder(b))
     return None, side(one, two), side(two, one)

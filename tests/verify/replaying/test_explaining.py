@@ -54,12 +54,12 @@ def train(folder: Path, faults: Faults) -> None:
             model[0].weight.copy_(model[0].weight.bfloat16())
     optimizer = torch.optim.SGD(model.parameters(), lr=faults.get("lr", 0.1), momentum=0.9)
     x = torch.linspace(-1, 1, 128).view(8, 16) + faults.get("data", 0)
-    with verify.record(folder, model, optimizer):
-        for _ in range(3):
+    with verify.record(folder, model, optimizer, every=faults.get("every", 1)):
+        for number in range(3):
             optimizer.zero_grad()
             model(x).square().sum().backward()
             optimizer.param_groups[0]["lr"] = faults.get("later", optimizer.param_groups[0]["lr"])
-            if "grad" in faults:
+            if "grad" in faults and number >= faults.get("at", 0):
                 model[0].weight.grad[2] += 1
             optimizer.step()
             with torch.no_grad():
@@ -161,6 +161,43 @@ def test_what_came_in_between_two_steps(tmp_path: Path, again: Callable[..., lis
     found = explain_runs(tmp_path / "a", tmp_path / "b", SCRIPTS, tmp_path / "new", tries=1)
     assert found.verdict is Verdict.MISMATCH, explain_report.text(found)
     assert "probe parameter 0.weight before the first event: 1 of 256" in explain_report.text(found)
+
+
+def test_steps_that_were_left_out_are_recorded_in_full_first(
+    tmp_path: Path, again: Callable[..., list[Orders]]
+) -> None:
+    some, faulty = {"every": 3}, {"every": 3, "grad": 1, "at": 1}
+    a, b = recordings(tmp_path, some, faulty)
+    seen = again(some, some, some, faulty, some, faulty)
+    found = explain_runs(a, b, SCRIPTS, tmp_path / "new")
+    lines = explain_report.text(found).splitlines()
+    assert found.verdict is Verdict.MISMATCH, lines
+    assert lines[1].startswith(
+        "recorded in full, since rank 0, step 2: parameter 0.weight differs "
+    )
+    assert "steps 1 to 2 were not recorded in full" in lines[1]
+    assert lines[2].startswith("culprit: rank 0, step 1, backward: gradient of 0.weight differs, ")
+    assert any(one.startswith("  | gradient of 0.weight: 16 of 256 elements dif") for one in lines)
+    assert [one.steps for one in seen] == [(1, 3)] * 4 + [(1, 2)] * 2
+    document = explain_report.to_json(found)
+    json.dumps(document, allow_nan=False)
+    assert document["first_diff"]["culprit"]["unrecorded"] == [1, 2]
+    assert document["diff"]["culprit"]["place"]["step"] == 1
+
+
+def test_steps_that_were_left_out_and_do_not_part_again_are_not_explained(
+    tmp_path: Path, again: Callable[..., list[Orders]]
+) -> None:
+    some, faulty = {"every": 3}, {"every": 3, "grad": 1, "at": 1}
+    a, b = recordings(tmp_path, some, faulty)
+    again(some, some, some, some)
+    found = explain_runs(a, b, SCRIPTS, tmp_path / "new", tries=2)
+    lines = explain_report.text(found).splitlines()
+    assert found.verdict is Verdict.UNVERIFIED
+    assert lines[0].startswith("verdict=UNVERIFIED not explained: not seen again")
+    assert lines[2:4] == [f"try {number}: with steps 1 to 2 in full: equal" for number in (1, 2)]
+    document = explain_report.to_json(found)
+    assert [one["events"] for one in document["tries"]] == [[], []]
 
 
 def test_what_does_not_come_again_is_not_explained(

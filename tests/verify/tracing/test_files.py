@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,31 @@ STEPS = st.lists(
     ),
     max_size=4,
 )
+
+
+def head(**fields: object) -> bytes:
+    return frames.json_frame("H", {**frames.header_fields(HEADER), **fields})
+
+
+@pytest.mark.parametrize("steps", [None, range(7), range(3, 10**18, 10)])
+def test_a_header_comes_back_with_its_steps(steps: range | None) -> None:
+    kind, payload, _ = frames.split_frame(head(steps=steps and [*_bounds(steps)]), 0)
+    assert kind == "H"
+    assert frames.header_of(payload) == replace(HEADER, steps=steps)
+    assert frames.header_fields(replace(HEADER, steps=steps))["steps"] == (
+        None if steps is None else [*_bounds(steps)]
+    )
+
+
+def test_a_header_of_before_there_was_a_choice_is_of_all_steps() -> None:
+    fields = frames.header_fields(HEADER)
+    del fields["steps"]
+    payload = frames.split_frame(frames.json_frame("H", fields), 0)[1]
+    assert frames.header_of(payload) == HEADER
+
+
+def _bounds(steps: range) -> tuple[int, int, int]:
+    return steps.start, steps.stop, steps.step
 
 
 def written(folder: Path, definitions: list, steps: list, *, close: bool = True) -> Path:
@@ -232,6 +258,11 @@ def test_folders(tmp_path: Path) -> None:
         (MAGIC + frames.json_frame("H", {"version": 1, "level": "all"}), "its level is 'all'"),
         (MAGIC + frames.frame("H", b'{"version": NaN}'), "not JSON"),
         (MAGIC + frames.json_frame("H", [1]), "a list, not a dict"),
+        (MAGIC + head(steps=[0, 4]), "its steps are [0, 4], which is no range"),
+        (MAGIC + head(steps=[4, 4, 1]), "its steps are [4, 4, 1], which is no range"),
+        (MAGIC + head(steps=[0, 4, 0]), "its steps are [0, 4, 0], which is no range"),
+        (MAGIC + head(steps=[0, -4, 1]), "are no sizes"),
+        (MAGIC + head(steps="all"), "are no sizes"),
     ],
 )
 def test_other_files_are_named_as_what_they_are(tmp_path: Path, content: bytes, told: str) -> None:

@@ -232,7 +232,7 @@ def test_a_graph_in_a_graph_is_told(tmp_path: Path) -> None:
         with capture(outer):
             plain.replay()
         outer.replay()
-        assert not verify.tracing.recorder._active[0]._skipped
+        assert not verify.tracing.recording._active[0]._skipped
         holds = FakeGraph()
         with capture(holds):
             inner.replay()
