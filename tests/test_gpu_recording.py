@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from gpu_scripts import check_contradicted, check_needed, gpu_scripts
 from torch.utils import deterministic
 
-NAMES = ["alone", "module", "op", "debug"]
+NAMES = ["alone", "module", "op", "module-10", "op-10", "debug"]
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +60,27 @@ def test_a_small_model_is_measured_on_a_cpu(
     assert all(row["same"] for row in rows.values())
     assert rows["alone"]["ratio"] == 1.0
     assert {row["rounds"] for row in rows.values()} == {1}
-    assert [flags for _, flags in seen] == [(True, False, False)] * 12  # steps of four contenders
+    assert [flags for _, flags in seen] == [(True, False, False)] * (3 * 11 + 3 * 3)
     assert rows["op"]["events"] > rows["module"]["events"] > 50
     assert rows["module"]["recorded_steps"] == 3
+    assert rows["module-10"]["recorded_steps"] == 11
+    assert rows["module-10"]["events"] == rows["module"]["events"]
+    assert rows["op-10"]["bytes"] < rows["op"]["bytes"]
     assert rows["module"]["bytes"] > 3 * 34 * rows["module"]["events"] * 0.9
     assert not [one for one in document["problems"] if "otherwise" in one]
 
 
 def rows(**ratios: float) -> list[dict[str, Any]]:
     """As recording.json has them."""
-    given = {"alone": 1.0, "module": 1.02, "op": 1.1, "debug": 1.6, **ratios}
+    given = {"alone": 1.0, "module": 1.02, "op": 1.1, "module-10": 1.01, "op-10": 1.02}
+    given |= {"debug": 1.6, **ratios}
     made = [
         {"name": name, "rounds": 5, "ms": 200.0 * ratio, "ratio": ratio, "spread": 0.01}
         for name, ratio in given.items()
     ]
     recorded = {"events": 1148, "bytes": 400_000, "recorded_steps": 4}
     return [
-        {**row, "same": True, **(recorded if row["name"] in ("module", "op") else {})}
+        {**row, "same": True, **(recorded if row["name"] not in ("alone", "debug") else {})}
         for row in made
     ]
 
@@ -94,6 +98,11 @@ def test_what_is_as_promised_is_not_told(recording: ModuleType) -> None:
         ("cuda", {"op": 1.16, "debug": 2.0}, "a step at op level / alone is 1.160, not 1.15 or"),
         ("cuda", {"debug": 1.4999}, "cost of DebugMode / of op level is 4.999, not 5 or more"),
         ("cpu", {"module": 1.2}, "a step at module level / alone is 1.200, not 1.15 or less"),
+        (
+            "cuda",
+            {"module-10": 1.031},
+            "a step at module level, every 10th in full, / alone is 1.031, not 1.03 or less",
+        ),
     ],
 )
 def test_what_is_too_dear_is_named(
@@ -105,7 +114,7 @@ def test_what_is_too_dear_is_named(
 
 def test_what_was_not_measured_met_no_goal(recording: ModuleType) -> None:
     found = recording.goals.judged_recording({})
-    assert [(one.measured, one.met) for one in found] == [("-", "not measured")] * 3
+    assert [(one.measured, one.met) for one in found] == [("-", "not measured")] * 5
 
 
 @pytest.mark.parametrize(
@@ -133,6 +142,7 @@ def test_only_another_training_fails_unless_strict(
 
 def test_another_training_is_named(recording: ModuleType) -> None:
     found = rows()
+    assert found[2]["name"] == "op"
     found[2]["same"] = False
     assert recording.otherwise(found) == ["op trained otherwise than alone"]
     assert recording.otherwise(rows()) == []
@@ -153,6 +163,7 @@ def test_another_training_in_an_early_round_is_named(
 
     both = {"alone": contextlib.nullcontext, "op": contextlib.nullcontext}
     monkeypatch.setattr(recording, "contenders", lambda *_: both)
+    monkeypatch.setattr(recording, "EVERY", 1)
     measured = recording.measure(Trained(), 2, 1, tmp_path)
     assert [row["same"] for row in recording.rows_of(measured, tmp_path)] == [True, False]
 
@@ -178,6 +189,7 @@ def test_no_round_is_begun_that_would_end_too_late(
 
     monkeypatch.setattr(recording.time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(recording, "contenders", lambda *_: {"alone": contextlib.nullcontext})
+    monkeypatch.setattr(recording, "EVERY", 1)
     measured = recording.measure(Trained(), 3, 1, tmp_path, limit)
     assert measured["seconds"] == {"alone": [0.5] * rounds}
 
@@ -206,7 +218,7 @@ def test_the_table_holds_every_row_and_every_goal(scripts: dict[str, ModuleType]
     assert lines[3][0] == "recorded, module level"
     assert lines[3][-2:] == ["1148", "100.0"]
     assert ["a step at module level / alone", "1.03 or less", "1.040", "NO"] in lines
-    assert "2 of 3 goals met; not met: a step at module level / alone." in text
+    assert "4 of 5 goals met; not met: a step at module level / alone." in text
     assert "NO" in scripts["speed_tables"].recording(
         [{"results": {"r": {"document": {"rows": [{**rows()[0], "same": False}]}}}}]
     )

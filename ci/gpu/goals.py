@@ -209,8 +209,12 @@ def judged_endurance(document: Mapping[str, Any], direction: str = "forward") ->
     return found
 
 
-RECORDING_MOST = {"cuda": {"module": 1.03, "op": 1.15}, "cpu": {"module": 1.15}}
-"""By device, the most that a recorded step may take, as a share of the step alone."""
+RECORDING_MOST = {
+    "cuda": {"module": 1.03, "op": 1.15, "module-10": 1.03, "op-10": 1.15},
+    "cpu": {"module": 1.15, "module-10": 1.15},
+}
+"""By device, the most that a recorded step may take, as a share of the step alone; `-10`: where
+every 10th is recorded in full, on an average."""
 RECORDING_DEARER = 5.0  # times the cost of the op level that DebugMode's has at least, on a GPU
 
 
@@ -223,7 +227,9 @@ def judged_recording(document: Mapping[str, Any]) -> list[Judged]:
         ratio = ratios.get(level)
         told = "-" if ratio is None else f"{math.ceil(round(ratio * 1000, 6)) / 1000:.3f}"
         met = UNKNOWN if ratio is None else YES if ratio <= most else NO
-        found.append(Judged(f"a step at {level} level / alone", f"{most:g} or less", told, met))
+        kind, _, every = level.partition("-")
+        what = f"a step at {kind} level{f', every {every}th in full,' * bool(every)} / alone"
+        found.append(Judged(what, f"{most:g} or less", told, met))
     if device == "cuda":
         costs = [ratios[name] - 1 for name in ("debug", "op") if name in ratios]
         # less than a thousandth of a step cannot be told from nothing

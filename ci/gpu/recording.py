@@ -1,9 +1,11 @@
 """What recording costs: steps of a 12-layer mixture-of-experts transformer, recorded and not.
 
 `python ci/gpu/recording.py --json FILE` on a GPU, with `--device cpu` anywhere. In one run, each in
-turn, round by round: the step alone, verify.record at module level, at op level, and torch's
-DebugMode with hash_tensor, which hashes the outputs of all operations. A ratio is of medians over
-the rounds. Opening and closing a recording are not in it; the state at each step's border is.
+turn, round by round: the step alone, verify.record at module level, at op level, both with
+`every=10`, and torch's DebugMode with hash_tensor, which hashes the outputs of all operations. A
+ratio is of medians over the rounds. Opening and closing a recording are not in it; the state at
+each step's border is, and of every 10th step its share: ten steps are timed, of which one is
+recorded in full and the one before it leaves its state.
 
 It also keeps the size of a step on disk, and refuses to compare runs that did not compute the same:
 the losses of every contender must be equal bit for bit. So torch's deterministic algorithms are on
@@ -43,6 +45,7 @@ import verify
 from verify.tracing.files import read_recording
 
 LAYERS = 12
+EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -163,26 +166,34 @@ def _debug_mode() -> Iterator[None]:
 def contenders(training: Training, folder: Path) -> dict[str, Callable[[], Any]]:
     """A context of each, made anew every time."""
 
-    def recorded(level: str) -> Any:
-        return verify.record(folder / level, training.model, level=level, overwrite=True)
+    def recorded(level: str, every: int = 1) -> Any:
+        where = folder / (level if every == 1 else f"{level}-{every}")
+        return verify.record(where, training.model, level=level, every=every, overwrite=True)
 
     return {
         "alone": contextlib.nullcontext,
         "module": lambda: recorded("module"),
         "op": lambda: recorded("op"),
+        f"module-{EVERY}": lambda: recorded("module", EVERY),
+        f"op-{EVERY}": lambda: recorded("op", EVERY),
         "debug": _debug_mode,
     }
+
+
+def timed_steps(name: str, steps: int) -> int:
+    """How many of a contender's are timed in a round: alone as many as the others together have."""
+    return max(steps, EVERY) if name == "alone" else EVERY if name.endswith(f"-{EVERY}") else steps
 
 
 def measure(
     training: Training, rounds: int, steps: int, folder: Path, limit: float = math.inf
 ) -> dict[str, Any]:
-    """Seconds of a step by contender, one number a round, and the losses of each in all rounds.
+    """Seconds of a step by contender, one number a round, and each round's losses of each.
 
     At most so many rounds, and at least one, that end within `limit` seconds.
     """
     seconds: dict[str, list[float]] = {}
-    losses: dict[str, list[float]] = {}
+    losses: dict[str, list[list[float]]] = {}
     first, longest = time.perf_counter(), 0.0
     for number in range(rounds):
         start = time.perf_counter()
@@ -194,11 +205,12 @@ def measure(
                 told = [training.step()]  # makes the optimizer's state, and loads kernels
                 _wait(training.device)
                 began = time.perf_counter()
-                told += [training.step() for _ in range(steps)]
+                count = timed_steps(name, steps)
+                told += [training.step() for _ in range(count)]
                 _wait(training.device)
-                taken = (time.perf_counter() - began) / steps
+                taken = (time.perf_counter() - began) / count
             seconds.setdefault(name, []).append(taken)
-            losses.setdefault(name, []).extend(float(loss) for loss in told)
+            losses.setdefault(name, []).append([float(loss) for loss in told])
             if sys.stderr.isatty():
                 click.echo(f"round {number}: {name} {1e3 * taken:.1f} ms", err=True)
         longest = max(longest, time.perf_counter() - start)
@@ -213,6 +225,7 @@ def _wait(device: torch.device) -> None:
 def rows_of(measured: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
     """What is kept of each contender: medians, ratios, events and bytes of a step."""
     alone = statistics.median(measured["seconds"]["alone"])
+    whole = measured["losses"]["alone"]
     rows = []
     for name, taken in measured["seconds"].items():
         median = statistics.median(taken)
@@ -222,13 +235,16 @@ def rows_of(measured: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
             "ms": 1e3 * median,
             "ratio": median / alone,
             "spread": (max(taken) - min(taken)) / median,
-            "same": measured["losses"][name] == measured["losses"]["alone"],
+            "same": all(
+                one[: len(other)] == other[: len(one)]
+                for one, other in zip(measured["losses"][name], whole, strict=True)
+            ),
         }
         path = folder / name / "rank-00000.trace"
         if path.exists():
             steps = read_recording(path).steps
-            row |= {"events": len(steps[-1].program.definitions), "bytes": path.stat().st_size}
-            row["recorded_steps"] = len(steps) - 1
+            row |= {"events": max(map(len, steps)), "bytes": path.stat().st_size}
+            row["recorded_steps"] = steps[-1].number + 1  # those left out too: its bytes are theirs
         rows.append(row)
     return rows
 
@@ -265,7 +281,7 @@ def main(
     for row in rows:
         size = f", {row['events']} events, {row['bytes']:,} bytes" if "events" in row else ""
         click.echo(
-            f"{row['name']:7} {row['ms']:9.1f} ms, {row['ratio']:.3f} x, spread "
+            f"{row['name']:9} {row['ms']:9.1f} ms, {row['ratio']:.3f} x, spread "
             f"{row['spread']:.3f} of {row['rounds']} rounds, same losses: {row['same']}{size}"
         )
     wrong, dear = otherwise(rows), too_dear(rows, where)

@@ -99,6 +99,8 @@ CONTENDERS = {
     "alone": "alone",
     "module": "recorded, module level",
     "op": "recorded, op level",
+    "module-10": "module level, every 10th in full",
+    "op-10": "op level, every 10th in full",
     "debug": "DebugMode with hash_tensor",
 }
 
