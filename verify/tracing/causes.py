@@ -61,12 +61,20 @@ class Known:
     state: dict[tuple[str, str, str], bool] = field(default_factory=dict)
     modules: Counter[str] = field(default_factory=Counter)  # differing values at or below a name
     optimizer: Counter[str] = field(default_factory=Counter)  # differing state of a parameter
+    left: frozenset[str] = frozenset()  # whose gradients differ since steps that were left out
     rng: int = 0  # differing generators
     events: int = 0  # that differ in the steps before
 
     def border(self, program: Program, marks: Sequence[Mark]) -> None:
         """Takes note of the state that a step recorded, and counts what differs in it."""
         self.events += sum(map(bool, marks))
+        gradients = frozenset(
+            one.name
+            for one, mark in zip(program.definitions, marks, strict=True)
+            if mark and one.kind == "grad"
+        )
+        bare = all(one.kind in (*STATE, "grad") for one in program.definitions)
+        self.left = gradients if bare else self.left & gradients
         for one, mark in zip(program.definitions, marks, strict=True):
             if one.kind not in STATE or mark is None:
                 continue
@@ -84,7 +92,8 @@ class Known:
     @property
     def clean(self) -> bool:
         """Whether all state that was compared is equal."""
-        return not (self.rng or self.modules[""] or any(self.optimizer.values()))
+        differing = self.rng or self.modules[""] or any(self.optimizer.values()) or self.left
+        return not differing
 
     def differs(self, name: str) -> bool:
         """Whether a parameter or buffer of this name, or below it, differs."""
@@ -117,7 +126,7 @@ def origins(
     """
     if hidden and number != START:
         differing = tuple(place for place, mark in enumerate(marks) if mark)
-        first = differing and not known.events
+        first = differing and known.clean
         return [Origin(Cause.UNRECORDED, differing)] if first else []
     step = _Step(number, program, calls, marks, known, drawn)
     found: dict[tuple[Cause, object], list[int]] = {}
@@ -179,6 +188,7 @@ class _Step:
             return self._of_buffer(one, place)
         if one.kind == "grad":
             inherits = self._computed[place] > 0 or self._known.differs("")
+            inherits |= one.name in self._known.left
             return None if inherits else Cause.BACKWARD
         call = self._calls.of[place]
         if call is not None and place in call.made:
@@ -243,10 +253,20 @@ def _prefixes(name: str) -> list[str]:
 
 
 def hints(
-    cause: Cause, program: Program, marks: Sequence[Mark], modules: Mapping[int, str]
+    cause: Cause,
+    program: Program,
+    marks: Sequence[Mark],
+    modules: Mapping[int, str],
+    after_hidden: bool = False,
 ) -> list[str]:
-    """What else of the step speaks about a cause. modules: classes of the entries at fault."""
+    """What else of the step speaks about a cause. modules: classes of the entries at fault.
+    after_hidden: whether the step before was not recorded in full."""
     found = []
+    if after_hidden and cause in (Cause.DATA, Cause.LOSS, Cause.BETWEEN):
+        found.append(
+            "the step before was not recorded in full: what it left outside of the model and its "
+            "optimizers, such as a hidden state that is carried on, may have brought this"
+        )
     rng = any(
         mark and one.kind == "rng" for one, mark in zip(program.definitions, marks, strict=True)
     )

@@ -1,8 +1,9 @@
 """Which steps of a run are recorded in full: all of them, or those that somebody chose.
 
 Of the others nothing is recorded but the state behind the last one before a chosen step, so that a
-chosen step begins with state that is known, and the state behind the last step of all. What a step
-in between has changed is seen in that state; which of its events did it is not. No torch here.
+chosen step begins with state that is known, and the state at the end of the recording, since nobody
+knows before which step is the last. What a step in between has changed is seen in that state; which
+of its events did it is not. No torch here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from verify.tracing.definitions import START
 Choice = range | None
 """The numbers of the steps that are recorded in full; None is all of them."""
 STATE = ("parameter", "buffer", "optimizer", "rng")
-"""Kinds of what a border records."""
+"""Kinds of what a border records; that of a step that was not chosen records gradients that are
+there, too, since a chosen step may add to them."""
+_MOST = 2**63  # numbers of steps are below
 
 
 def chosen(every: int, steps: Choice) -> Choice:
@@ -33,7 +36,8 @@ def chosen(every: int, steps: Choice) -> Choice:
             f"every={every} and steps={steps} are two choices of the same; give one of them, such "
             "as steps=range(1000, 2000, 10)"
         )
-    if not isinstance(steps, range) or steps.step < 1 or steps.start < 0 or not steps:
+    wrong = not isinstance(steps, range) or steps.step < 1 or steps.start < 0 or not steps
+    if wrong or steps.start >= _MOST:
         raise UnsupportedError(
             f"steps is {steps!r}; allowed is a range of numbers of steps, upwards from 0 or more, "
             "such as range(1000, 1010)"
@@ -83,11 +87,17 @@ class Gaps:
         full = all(in_full(one, number) for one in self._choices)
         return range(first, number if full else number + 1)
 
+    def crossed(self, number: int) -> bool:
+        """Whether the step before was not recorded in full on all sides."""
+        return not all(in_full(one, number - 1) for one in self._choices)
+
 
 def counted(choices: Iterable[Choice], last: int) -> int:
     """How many of the steps 0 to `last` all of these choices have in full."""
-    kept = list(choices)
-    return sum(all(in_full(one, number) for one in kept) for number in range(last + 1))
+    kept = [one for one in choices if one is not None]
+    first = max(kept, key=lambda one: one.step, default=range(last + 1))
+    numbers = first[: max(0, last + 1 - first.start + first.step - 1) // first.step]
+    return sum(all(number in one for one in kept) for number in numbers)
 
 
 def _ordinal(number: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from verify.tracing.choices import STATE, Choice, counted, has_border, in_full, in_words
-from verify.tracing.definitions import LANES_BYTES, Program, Recording, Step
+from verify.tracing.definitions import LANES_BYTES, START, Program, Recording, Step
 
 Run = Mapping[int, Recording]
 
@@ -31,15 +31,20 @@ def left_out(a: Run, b: Run) -> Iterator[str]:
     choices = [_choice(run) for run in (a, b)]
     if choices == [None, None]:
         return
-    last = max(one.steps[-1].number for run in (a, b) for one in run.values() if one.steps)
-    full = counted(choices, last)
+    ends = [one.steps[-1].number for run in (a, b) for one in run.values() if one.steps]
+    last = max(ends, default=START)
     said = in_words(choices[0])
     if choices[0] != choices[1]:
         said = f"{said} in A, {in_words(choices[1])} in B"
     yield (
-        f"recorded by choice: {said}; {full} of {last + 1} steps were compared in full, the others "
-        "by the state behind them, where it was recorded"
+        f"recorded by choice: {said}; {counted(choices, last)} of {last + 1} steps were compared "
+        "in full, the others by the state behind them, where it was recorded"
     )
+
+
+def choices_differ(run: Run) -> bool:
+    """Whether the ranks of a run recorded other steps: then no sum over them can be trusted."""
+    return len({one.header.steps for one in run.values()}) > 1
 
 
 def _choice(run: Run) -> Choice:
@@ -48,40 +53,57 @@ def _choice(run: Run) -> Choice:
 
 
 def _reduced_run(run: Run, other: Run) -> Run:
-    if all(one.header.steps is None for one in other.values()):
-        return run
     first = other[min(other)]
     return {rank: _reduced(one, other.get(rank, first)) for rank, one in run.items()}
 
 
 def _reduced(one: Recording, other: Recording) -> Recording:
-    choice = other.header.steps
-    if choice is None:
+    choices = one.header.steps, other.header.steps
+    if choices == (None, None):
         return one
-    there = {step.number for step in other.steps}
-    programs: dict[int, tuple[Program, tuple[int, ...]]] = {}
+    others = {step.number: step for step in other.steps}
+    end = other.steps[-1].number if other.steps else START
+    programs: dict[tuple[int, int, bool], tuple[Program, tuple[int, ...]]] = {}
     steps = []
     for step in one.steps:
-        if in_full(choice, step.number):
-            steps.append(step)
-        elif step.number in there or has_border(choice, step.number):
-            key = id(step.program)
+        partner = others.get(step.number)
+        if partner is None and step.number < end and not has_border(choices[1], step.number):
+            continue
+        full = [in_full(choice, step.number) for choice in choices]
+        if not all(full):
+            key = (id(step.program), id(partner and partner.program), any(full))
             if key not in programs:
-                programs[key] = _state_of(step.program)
-            steps.append(_only(step, *programs[key]))
+                programs[key] = _border_of(step, partner, any(full))
+            step = _only(step, *programs[key])
+        steps.append(step)
     return replace(one, steps=tuple(steps))
 
 
-def _state_of(program: Program) -> tuple[Program, tuple[int, ...]]:
-    """The program of the state alone, and the places that its entries had."""
-    places = tuple(at for at, one in enumerate(program.definitions) if one.kind in STATE)
-    if len(places) == len(program.definitions):
-        return program, places
-    return Program(tuple(program.definitions[at] for at in places)), places
+def _border_of(
+    step: Step, partner: Step | None, one_in_full: bool
+) -> tuple[Program, tuple[int, ...]]:
+    """The program of a step's state alone, and the places that its entries had.
+
+    State of an optimizer is compared where both have it: a step in full has that of those that
+    stepped in it, a border behind steps that were left out that of all which stepped in them.
+    Gradients only between two such borders: a step in full has them as its optimizer found them.
+    """
+    known = None if partner is None else set(partner.program.keys)
+    kinds = STATE if one_in_full else (*STATE, "grad")
+    keys = step.program.keys
+    places = tuple(
+        at
+        for at, one in enumerate(step.program.definitions)
+        if one.kind in kinds
+        and (known is None or one.kind not in ("optimizer", "grad") or keys[at] in known)
+    )
+    if len(places) == len(keys):
+        return step.program, places
+    return Program(tuple(step.program.definitions[at] for at in places)), places
 
 
 def _only(step: Step, program: Program, places: tuple[int, ...]) -> Step:
     if program is step.program:
         return step
     lanes = b"".join(step.lanes[LANES_BYTES * at : LANES_BYTES * (at + 1)] for at in places)
-    return Step(step.number, program, lanes, step.failed)
+    return replace(step, program=program, lanes=lanes)

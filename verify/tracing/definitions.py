@@ -122,12 +122,14 @@ class Program:
 @dataclass(frozen=True)
 class Step:
     """One step. number: START for the state before the first. lanes: 32 bytes an entry. failed:
-    whether an exception ended it, so that entries may be missing."""
+    whether an exception ended it, so that entries may be missing. late: whether its state was taken
+    at the end of the recording, behind whatever came after the step."""
 
     number: int
     program: Program
     lanes: bytes
     failed: bool = False
+    late: bool = False
 
     def __len__(self) -> int:
         return len(self.program.definitions)

@@ -20,8 +20,8 @@ from verify.errors import InputFileError
 from verify.reasons import Verdict
 from verify.rendering.escaping import clipped
 from verify.tracing.alignment import align
-from verify.tracing.common import common_runs, left_out
-from verify.tracing.definitions import START, Recording
+from verify.tracing.common import choices_differ, common_runs, left_out
+from verify.tracing.definitions import START, Key, Recording
 from verify.tracing.files import read_folder
 from verify.tracing.findings import SHOWN, Culprit, Left, TraceDiff, label
 from verify.tracing.outcomes import Outcome
@@ -48,9 +48,10 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
             a, b, steps, (worlds[0], worlds[1]), [], [], [f"digests differ in kind: {told}"], []
         )
     notes = list(left_out(*runs))
-    runs = common_runs(*runs)
     reasons, more = _about(runs, steps)
     notes += more
+    runs = common_runs(*runs)
+    reasons += _lone_steps(runs, steps)
     outcomes: list[Outcome] = []
     left: list[Left] = []
     if worlds[0] == worlds[1]:
@@ -59,14 +60,15 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
         outcomes = [compare_rank(rank, one, other, steps, {}) for rank, one, other in pairs]
         elsewhere = {key for one in outcomes for key in one.elsewhere}
         if elsewhere:
+            reasons += _mixed(runs)
             outcomes.append(_sums(runs, steps, lambda _, key: key in elsewhere, left))
     else:
-        reasons += _absent(a, runs[0]) + _absent(b, runs[1])
+        reasons += [*_absent(a, runs[0]), *_absent(b, runs[1]), *_mixed(runs)]
         outcomes.append(_sums(runs, steps, placed, left))
         left += _unplaced(runs, steps, (worlds[0], worlds[1]))
     if len({one.header.level for run in runs for one in run.values()}) > 1:
         left += _ops(outcomes)
-    left += [*_still(outcomes, runs), *_cut(outcomes)]
+    left += [*_still(outcomes, runs), *_cut(outcomes), *_by_choice(outcomes)]
     return _told(a, b, steps, (worlds[0], worlds[1]), outcomes, left, reasons, notes)
 
 
@@ -195,6 +197,40 @@ def _cut(outcomes: list[Outcome]) -> Iterator[Left]:
         yield Left(reason, False, events, tuple(label(*key) for key in keys[:3]))
 
 
+def _mixed(runs: tuple[Run, Run]) -> Iterator[str]:
+    """Reasons: ranks whose parts of a step cannot be added up."""
+    for side, run in zip("AB", runs, strict=True):
+        if choices_differ(run):
+            yield (
+                f"the ranks of {side} recorded other steps in full, so sums over them lack parts: "
+                "give all ranks the same every= and steps="
+            )
+
+
+def _by_choice(outcomes: list[Outcome]) -> Iterator[Left]:
+    """What choices of steps leave without a partner, or with one of another moment."""
+    for field, is_open, reason in (
+        (
+            "crossing",
+            False,
+            "forward and backward lie in two steps, and not both runs recorded both in full",
+        ),
+        (
+            "moments",
+            True,
+            "they differ, but one run has the state behind the last step, and the other one that "
+            "at the end of the recording, behind whatever came after: give both the same choice",
+        ),
+    ):
+        counts: dict[Key, int] = {}
+        for one in outcomes:
+            for key, count in getattr(one, field).items():
+                counts[key] = counts.get(key, 0) + count
+        if counts:
+            examples = tuple(label(*key) for key in list(counts)[:3])
+            yield Left(reason, is_open, sum(counts.values()), examples)
+
+
 def _ops(outcomes: list[Outcome]) -> Iterator[Left]:
     """Takes ops out of what has no partner, where only one run was recorded at op level."""
     events, examples = 0, list[str]()
@@ -264,14 +300,18 @@ def _about(runs: tuple[Run, Run], steps: Range) -> tuple[list[str], list[str]]:
                 )
             elif at is not None:
                 notes.append(f"{side}, rank {rank} ended early: {one.reason}")
+    return reasons, [*notes[:_SHOWN_NOTES], *_environments(runs)]
+
+
+def _lone_steps(runs: tuple[Run, Run], steps: Range) -> Iterator[str]:
+    """Reasons: steps that only one run has."""
     numbers = [
         {step.number for one in run.values() for step in one.steps if within(step.number, steps)}
         for run in runs
     ]
     for side, only in (("A", numbers[0] - numbers[1]), ("B", numbers[1] - numbers[0])):
         if only:
-            reasons.append(f"only {side} has {_steps(sorted(only))}")
-    return reasons, [*notes[:_SHOWN_NOTES], *_environments(runs)]
+            yield f"only {side} has {_steps(sorted(only))}"
 
 
 def _environments(runs: tuple[Run, Run]) -> list[str]:

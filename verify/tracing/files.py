@@ -8,7 +8,8 @@ file that can be read up to its last whole frame. A frame is its payload's lengt
     D  JSON  a list of definitions, each before its first use
     P  JSON  a program: its id and the ids of its definitions in the order of execution
     S        a step: uint32 program, int64 number, uint8 flags (1: ended by an exception, 2: the
-             rest is deflated), and 32 bytes of lanes for each entry of the program
+             rest is deflated, 4: its state is that of the recording's end), and 32 bytes of lanes
+             for each entry of the program
     E  JSON  the number of steps, why the recording ended, what it could not take; the last frame
 
 Reading imports no torch. It refuses a file without a whole header, and one of another version; a
@@ -68,7 +69,7 @@ __all__ = [
 
 MAGIC = b"VTRACE1\n"
 _STEP = struct.Struct("<IqB")
-_FAILED, _DEFLATED = 1, 2
+_FAILED, _DEFLATED, _LATE = 1, 2, 4
 _NAME = re.compile(r"rank-(\d{5,})\.trace")
 
 
@@ -118,7 +119,13 @@ class TraceWriter:
         return found
 
     def step(
-        self, number: int, entries: Sequence[int], lanes: bytes, *, failed: bool = False
+        self,
+        number: int,
+        entries: Sequence[int],
+        lanes: bytes,
+        *,
+        failed: bool = False,
+        late: bool = False,
     ) -> None:
         """Appends a step. entries: ids in the order of execution. lanes: 32 bytes for each."""
         if len(lanes) != LANES_BYTES * len(entries):
@@ -137,7 +144,7 @@ class TraceWriter:
         # A tensor that is met again has the same lanes: a module's output, the next one's input.
         small = zlib.compress(lanes, 1)
         deflated = len(small) < len(lanes)
-        flags = _FAILED * failed | _DEFLATED * deflated
+        flags = _FAILED * failed | _DEFLATED * deflated | _LATE * late
         head = _STEP.pack(program, number, flags)
         self._write(frames + frame("S", head + (small if deflated else lanes)))
         self._steps += 1
@@ -256,6 +263,8 @@ class _Reader:
             except BrokenFrame as error:
                 count = sum(one.number != START for one in self._steps)
                 after = f"after {count} step{'s' * (count != 1)}"
+                if header.steps is not None and count:
+                    after = f"after step {self._steps[-1].number}"
                 problem = f"at byte {self._at} of {len(self._data)}, {after}: {error}"
         complete, steps = problem is None, tuple(self._steps)
         return Recording(header, steps, complete, problem, self._reason, self._skipped)
@@ -293,7 +302,7 @@ class _Reader:
         last = self._steps[-1].number if self._steps else START - 1
         if step <= last:
             raise BrokenFrame(f"step {step} cannot follow after step {last}")
-        self._steps.append(Step(step, program, lanes, bool(flags & _FAILED)))
+        self._steps.append(Step(step, program, lanes, bool(flags & _FAILED), bool(flags & _LATE)))
 
     def _take_end(self, payload: bytes) -> None:
         fields = parsed(payload, dict)

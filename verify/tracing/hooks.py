@@ -45,6 +45,9 @@ class Taker(Protocol):
     def wants(self) -> bool:
         """Whether it takes what comes now."""
 
+    def pass_over(self, found: Callable[[], Iterable[Found]]) -> None:
+        """Takes note of what it does not take."""
+
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules with names in which wrappers do not occur, each once; of a wrapper, what it wraps.
@@ -198,7 +201,7 @@ class ModuleHooks:
     def _name(self, module: nn.Module) -> str | None:
         """The name of a module whose calls are taken now; a copy of one has none."""
         found = self._names.get(id(module))
-        if found is None or torch.jit.is_tracing() or not self._taker.wants():
+        if found is None or torch.jit.is_tracing():
             return None
         return found[0]
 
@@ -211,6 +214,9 @@ class ModuleHooks:
         """A call begins: its inputs."""
         name = self._name(module)
         if name is None:
+            return
+        if not self._taker.wants():
+            self._taker.pass_over(lambda: tensors_of_call(args, kwargs))
             return
         found = tensors_of_call(args, kwargs)
         kind = type(module).__name__
@@ -234,6 +240,9 @@ class ModuleHooks:
         such as the one that ends the second forward of checkpointing."""
         name = self._name(module)
         if name is None:
+            return
+        if not self._taker.wants():
+            self._taker.pass_over(lambda: tensors_in(output))
             return
         begun = self._begun()
         call = None
@@ -259,6 +268,8 @@ class ModuleHooks:
         def hook(gradient: Tensor) -> None:
             if self._taker.wants():
                 self._taker.take(name, kind, module, [(path, gradient)])
+            else:
+                self._taker.pass_over(lambda: [(path, gradient)])
 
         try:
             handle = t.register_hook(hook)
@@ -270,10 +281,12 @@ class ModuleHooks:
 
     def _on_node(self, node: Node, edges: list[tuple[int, str]], name: str, module: str) -> None:
         def hook(gradients: Any, _: Any) -> None:
+            given = gradients if isinstance(gradients, tuple) else (gradients,)
+            found = [(path, given[i]) for i, path in edges if given[i] is not None]
             if self._taker.wants():
-                given = gradients if isinstance(gradients, tuple) else (gradients,)
-                found = [(path, given[i]) for i, path in edges if given[i] is not None]
                 self._taker.take(name, "grad_input", module, found)
+            else:
+                self._taker.pass_over(lambda: found)
 
         node.register_hook(hook)
 

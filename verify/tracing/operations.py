@@ -9,7 +9,7 @@ are left out: a view has the values of its base, and fresh memory has any.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -28,7 +28,7 @@ _OPAQUE = {  # operations with outputs for their backward alone, from this one o
     "flash_attention_forward": 2,
     "efficient_attention_forward": 2,
 }
-_UNWRITTEN = ("empty", "new_empty", "resize")  # prefixes of operations that leave memory as it was
+_UNWRITTEN = ("empty", "new_empty", "resize", "set_")  # prefixes of operations that write nothing
 
 
 class OperationTaker(Protocol):
@@ -36,6 +36,7 @@ class OperationTaker(Protocol):
 
     def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None: ...
     def wants(self) -> bool: ...
+    def pass_over(self, found: Callable[[], Iterable[Found]]) -> None: ...
     def running_module(self) -> str: ...
 
 
@@ -52,7 +53,10 @@ class OperationMode(TorchDispatchMode):
         given = kwargs or {}
         output = func(*args, **given)
         takes, changed, opaque = _facts(func)
-        if (takes or changed) and self._taker.wants():
+        if (takes or changed) and not self._taker.wants():
+            given_too = [args[at] for at, _ in changed if at < len(args)]
+            self._taker.pass_over(lambda: tensors_in((output if takes else None, given_too)))
+        elif takes or changed:
             name = f"{self._place()}/{func}"
             if takes:
                 told = output if opaque is None else output[:opaque]

@@ -33,6 +33,8 @@ class Outcome:
     elsewhere: dict[Key, int] = field(default_factory=dict)
     still: dict[Key, int] = field(default_factory=dict)  # generators
     cut: dict[Key, int] = field(default_factory=dict)  # behind where the other run's step ended
+    crossing: dict[Key, int] = field(default_factory=dict)  # of two steps, not both in full
+    moments: dict[Key, int] = field(default_factory=dict)  # state of another moment
 
     def told(self) -> RankDiff:
         only = dict.fromkeys("ab", 0)

@@ -17,11 +17,22 @@ from verify.tracing.alignment import Alignment, align
 from verify.tracing.calls import Calls, calls_of
 from verify.tracing.causes import Known, Mark, Origin, hints, origins
 from verify.tracing.choices import Gaps
-from verify.tracing.definitions import LANES_BYTES, START, Definition, Program, Recording, Step
+from verify.tracing.definitions import (
+    LANES_BYTES,
+    START,
+    Definition,
+    Key,
+    Program,
+    Recording,
+    Step,
+)
 from verify.tracing.findings import SHOWN, Culprit, Place, label
 from verify.tracing.generators import Generators
 from verify.tracing.outcomes import Outcome
 
+LATE = (
+    "this is the state at the end of the recording: code behind the last step may have changed it"
+)
 Range = tuple[int | None, int | None]
 Conflicts = Mapping[tuple[int, int], str]
 _K = TypeVar("_K")
@@ -79,13 +90,19 @@ def compare_rank(
             marks = _marks(pair, step, other, conflicts)
             still = _leave_still(pair, marks, generators)
             left.update(step.program.definitions[at].name for at in still)
+            unlike = leave_unlike(step, other, marks)
+            if unlike and within(step.number, steps):
+                outcome.compared -= counting(pair, unlike)
+                for at in unlike:
+                    key_of = step.program.keys[at]
+                    outcome.moments[key_of] = outcome.moments.get(key_of, 0) + 1
             if still and within(step.number, steps):
                 outcome.compared -= len(still)
                 for at in still:
                     key_of = step.program.keys[at]
                     outcome.still[key_of] = outcome.still.get(key_of, 0) + 1
         if within(step.number, steps):
-            _count(outcome, pair, step, other)
+            _count(outcome, pair, step, other, gaps.crossed(step.number))
             outcome.steps += step.number != START and step.number not in hidden
             if marks and any(marks):
                 either = {place: moved[0][place] or moved[1].get(place, True) for place in moved[0]}
@@ -93,7 +110,8 @@ def compare_rank(
                 may = (step.failed or other.failed) and bool(left - {"numpy", "python"})
                 drawn = may or known.drawn(either)
                 found = origins(step.number, pair.a, pair.calls, marks, known, drawn, bool(hidden))
-                _tell(outcome, pair, step, other, marks, found, hidden)
+                after = gaps.crossed(step.number)
+                _tell(outcome, pair, step, other, marks, found, hidden, after)
         if marks is not None:
             known.border(step.program, marks)
     return outcome
@@ -132,8 +150,31 @@ def _leave_still(
     return found
 
 
-def _count(outcome: Outcome, pair: Paired, step: Step, other: Step) -> None:
-    """Everything about a step that names alone decide."""
+def leave_unlike(step: Step, other: Step, marks: list[Mark]) -> list[int]:
+    """Unmarks what differs in state that both have, but of other moments; returns the places."""
+    found = [at for at, mark in enumerate(marks) if mark] if step.late != other.late else []
+    for at in found:
+        marks[at] = None
+    return found
+
+
+def counting(pair: Paired, places: list[int]) -> int:
+    """How many of these places of A count as compared."""
+    forms = dict(zip((i for i, _ in pair.alignment.pairs), pair.forms, strict=True))
+    return sum(
+        forms.get(at) is not None and math.prod(pair.a.definitions[at].shape) > 0 for at in places
+    )
+
+
+def of_two_steps(key: Key) -> bool:
+    """Whether an event takes a forward and a backward, which may lie in two steps."""
+    gradient = key[2] == "grad" or key[2].endswith(".grad")
+    return key[1] in ("grad_output", "grad_input") or (key[1] == "probe" and gradient)
+
+
+def _count(outcome: Outcome, pair: Paired, step: Step, other: Step, crossed: bool) -> None:
+    """Everything about a step that names alone decide. crossed: whether the step before was not
+    recorded in full on both sides."""
     outcome.compared += pair.real
     outcome.moved += len(pair.alignment.moved)
     if pair.plain:
@@ -148,6 +189,8 @@ def _count(outcome: Outcome, pair: Paired, step: Step, other: Step) -> None:
             key = program.keys[place]
             if cut and place > last:  # the other run never came there
                 outcome.cut[key] = outcome.cut.get(key, 0) + 1
+            elif crossed and of_two_steps(key):
+                outcome.crossing[key] = outcome.crossing.get(key, 0) + 1
             else:
                 _note(outcome.unmatched, (side, *key), step.number)
     for (i, j), form in zip(pair.alignment.pairs, pair.forms, strict=True):
@@ -167,6 +210,7 @@ def _tell(
     marks: list[Mark],
     found: list[Origin],
     hidden: range,
+    after_hidden: bool,
 ) -> None:
     """The origins of a step that differs, and what inherits."""
     partners = dict(pair.alignment.pairs)
@@ -183,6 +227,7 @@ def _tell(
         place = _place(outcome.rank, step, other, at, partners[at], marks[at])
         definitions = {one: pair.a.definitions[one] for one in origin.places}
         call = pair.calls.around[at]
+        late = (LATE,) if step.late else ()
         before = next((one for one in range(at - 1, -1, -1) if marks[one] == ""), None)
         outcome.culprits.append(
             Culprit(
@@ -191,13 +236,15 @@ def _tell(
                 tuple(dict.fromkeys(one.name for one in definitions.values())),
                 None if call is None else _module(pair.a.definitions[call.start], call.name),
                 None if before is None else label(*pair.a.keys[before]),
-                tuple(
-                    hints(
+                (
+                    *hints(
                         origin.cause,
                         pair.a,
                         marks,
                         {index: one.module for index, one in definitions.items()},
-                    )
+                        after_hidden,
+                    ),
+                    *late,
                 ),
                 unrecorded=(hidden[0], hidden[-1]) if hidden else None,
             )

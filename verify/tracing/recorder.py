@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,15 +36,13 @@ from verify.tracing.keeping import Keeper
 from verify.tracing.queues import DigestQueue
 from verify.tracing.stages import LayerStages
 from verify.tracing.states import Held, ModelState, random_state, rank_and_world
-from verify.tracing.tensors import Found, located
+from verify.tracing.tensors import Found, has_digest, located
 
 _ENVIRONMENT = (
     *("platform", "cpu_model", "cpu_capability", "python", "torch", "numpy", "blas"),
     *("num_threads", "flags", "variables", "cuda", "source"),
 )
 _REPEATED = ("input", "output", "grad_output", "grad_input", "probe")  # state comes once a step
-_active: list[Recorder] = []  # the recording that is under way, for `probe`; at most one
-Value = TypeVar("Value")
 
 
 class Recorder:
@@ -81,11 +79,12 @@ class Recorder:
         self._graphs = GraphWatch(self, model, level)
         self._undo = ExitStack()
         self._entries: list[int] = []
-        self._waiting: tuple[int, list[int], Any, bool] | None = None
+        self._waiting: tuple[int, list[int], Any, dict[str, bool]] | None = None
         self._number = START
         self._full = True  # everything of this step is taken
         self._begun = False  # this step, though nothing of it was taken
-        self._owed: list[Optimizer] | None = None  # whose state, with the model's, was not taken
+        self._owes = False  # the state behind the step before, which was not taken
+        self._moved: dict[Optimizer, None] = {}  # since state was taken
         self._stepping: list[Optimizer] = []
         self._stepped: list[Optimizer] = []
         self._skipped: dict[str, str] = {}
@@ -97,14 +96,15 @@ class Recorder:
         return self._open and not getattr(self._busy, "busy", False)
 
     def wants(self) -> bool:
-        """Whether tensors are taken now. Where they are not by choice, the step has begun all the
-        same; what a CUDA graph captures is taken, since its replays come in other steps."""
-        if not self.listening:
-            return False
-        if self._full or self._graphs.capturing():
-            return True
-        self._begun = True
-        return False
+        """Whether tensors are taken now, and not left out by choice. What a CUDA graph captures is
+        taken, since its replays come in other steps."""
+        return self.listening and (self._full or self._graphs.capturing())
+
+    def pass_over(self, found: Callable[[], Iterable[Found]]) -> None:
+        """Takes note of tensors that are not taken by choice: with the first of them that would
+        have been, their step has begun."""
+        if self.listening and not self._begun and not self.wants():
+            self._begun = any(has_digest(t) for _, t in found())
 
     @property
     def number(self) -> int:
@@ -150,10 +150,9 @@ class Recorder:
             if failure is None:
                 if self._entries or self._begun or self._number == 0:
                     self._border(last=True)
-                elif self._owed is not None:  # of the step before, which was the last one
+                elif self._owes:  # the step before was the last one
                     self._number, self._full = self._number - 1, False
-                    self._stepped = self._owed
-                    self._border(last=True)
+                    self._border(last=True, late=True)
             elif self._entries or not self._full:
                 self._close_step(failed=True)
             self._write_waiting()
@@ -189,9 +188,9 @@ class Recorder:
         try:
             with self._lock, torch.no_grad():
                 before, digests = len(self._entries), captured.digests
-                self._begun = True
                 if digests is None or not self._full:
                     result = run()
+                    self._begun |= digests is not None and bool(captured.events)
                 else:
                     digests.clear()
                     result = run()
@@ -296,24 +295,30 @@ class Recorder:
             return any(optimizer is one for one in self._optimizers)
         return self._state.serves(optimizer)
 
-    def _border(self, *, last: bool = False) -> None:
+    def _border(self, *, last: bool = False, late: bool = False) -> None:
         """Takes the state, and ends the step. Without its state where it is not of a chosen step,
-        nor before one, nor the last."""
-        if self._number > START and not self._stepped:
+        nor before one, nor the last. Where steps before were left out, of all optimizers that have
+        stepped in them, and with the gradients that they left. late: at the end, and not behind the
+        step."""
+        bare = not self._full
+        if self._number > START and not self._stepped and not bare:
             self._take("", self._state.gradients(None))
-        self._owed = self._stepped
-        if last or has_border(self._choice, self._number):
-            optimizers = self._optimizers or list(dict.fromkeys(self._stepped))
+        self._moved |= dict.fromkeys(self._stepped)
+        self._owes = not (last or has_border(self._choice, self._number))
+        if not self._owes:
+            stepped = list(self._moved) if bare else list(dict.fromkeys(self._stepped))
+            optimizers, self._moved = self._optimizers or stepped, {}
+            if bare:
+                self._take("", self._state.gradients(None), state=True)
             if self._keeper is not None:
                 optimizers = self._keeper.optimizers(optimizers, self._state)
             self._take("", self._state.values(), state=True)
             for optimizer in optimizers:
                 self._take("", self._state.optimizer(optimizer), state=True)
             self._take("", random_state(), state=True)
-            self._owed = None
-        self._close_step(failed=False)
+        self._close_step(late=late)
 
-    def _close_step(self, failed: bool) -> None:
+    def _close_step(self, *, failed: bool = False, late: bool = False) -> None:
         with self._lock:
             # First of all, so that an error below leaves no entries without digests.
             number, entries = self._number, self._entries
@@ -328,7 +333,7 @@ class Recorder:
                 self._queue.keep(0)
                 raise
             if entries or failed:
-                self._waiting = (number, entries, lanes, failed)
+                self._waiting = (number, entries, lanes, {"failed": failed, "late": late})
             if not takes_time:
                 self._write_waiting()
         self.hooks.forget_leaves()
@@ -336,6 +341,6 @@ class Recorder:
     def _write_waiting(self) -> None:
         """Writes the step whose digests were on their way from a device."""
         if self._waiting is not None:
-            number, entries, lanes, failed = self._waiting
+            number, entries, lanes, flags = self._waiting
             self._waiting = None
-            self._writer.step(number, entries, lanes(), failed=failed)
+            self._writer.step(number, entries, lanes(), **flags)

@@ -12,7 +12,8 @@ graph, and leaves what torch.compile compiles alone. What is captured into a CUD
 the `with` is recorded at each of its replays (`graphs`).
 
 With `every=100`, or `steps=range(1000, 1010)`, the other steps are not recorded but for the state
-behind the last one before a chosen step (`choices`), and cost next to nothing.
+behind the last one before a chosen step and that at the end (`choices`). They cost a few
+microseconds a call of a module, at op level a few an operation.
 
 Refuses a second recording inside of one, and a folder that has one of this rank already.
 """
@@ -59,8 +60,8 @@ def record(
     every optimizer that holds a parameter of the model; without one the block is a single step.
     level: "module", or "op" for every operation of torch, too. every: steps 0, `every`, 2 `every`
     and so on are recorded in full; steps: these are, instead. Of the others only the state behind
-    the last one before such a step is, and that behind the last of all. overwrite: replaces a file
-    that is there.
+    the last one before such a step is, and that at the end of the `with`. overwrite: replaces a
+    file that is there.
 
     UnsupportedError inside of another recording, InputFileError for a file that is there or cannot
     be written. An exception ends the file with a step marked as failed, and goes on.
@@ -107,6 +108,7 @@ def probe(name: str, value: Value) -> Value:
         return value
     recorder = _active[0]
     if not recorder.wants():
+        recorder.pass_over(lambda: tensors_in(value))
         return value
     found = list(tensors_in(value))
     recorder.take(name, "probe", "", found)

@@ -81,7 +81,8 @@ def merged(
             counts = found.left.setdefault(reason, {})
             counts[left] = counts.get(left, 0) + 1
         failed = any(step.failed for step in parts.values())
-        made.append(Step(number, plan.program, b"".join(lanes), failed))
+        late = any(step.late for step in parts.values())
+        made.append(Step(number, plan.program, b"".join(lanes), failed, late))
     found.recording = replace(some, steps=tuple(made))
     return found
 

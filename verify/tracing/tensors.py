@@ -98,6 +98,15 @@ def _field(value: Any, name: str) -> Any:
         return None
 
 
+def has_digest(t: Tensor | NoDigest) -> bool:
+    """Whether a digest can be taken of a value."""
+    try:
+        plain_tensor(located(t)[0])
+    except UnsupportedError:
+        return False
+    return True
+
+
 def located(t: Tensor | NoDigest) -> tuple[Tensor, Whole | None]:
     """The tensor that this rank has, and where it lies in a larger one if it is a shard.
 

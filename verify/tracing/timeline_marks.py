@@ -15,7 +15,7 @@ from verify.tracing.causes import Mark
 from verify.tracing.choices import Gaps
 from verify.tracing.definitions import LANES_BYTES, Key, Recording, Step
 from verify.tracing.generators import Generators
-from verify.tracing.rank_diffs import Paired, paired
+from verify.tracing.rank_diffs import Paired, counting, leave_unlike, of_two_steps, paired
 
 Conflicts = Mapping[tuple[int, int], str]
 
@@ -63,7 +63,7 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
     gaps = Gaps(*(side.recording.header.steps for side in (a, b) if side.recording is not None))
     levels = {side.recording.header.level for side in (a, b) if side.recording is not None}
     ignored = partial(_ignored, left=a.left | b.left, ops=len(levels) > 1)
-    cache: dict[tuple[int, int], tuple[Paired, frozenset[int], frozenset[int]]] = {}
+    cache: dict[tuple[int, int, bool], tuple[Paired, frozenset[int], frozenset[int]]] = {}
     for number in sorted(sides[0].keys() | sides[1].keys()):
         if end is not None and number >= end:
             return
@@ -71,12 +71,18 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
         if step is None or other is None:
             yield Compared(number, step, other)
             continue
-        key = (id(step.program), id(other.program))
+        crossed = gaps.crossed(number)
+        key = (id(step.program), id(other.program), crossed)
         if key not in cache:
             pair = paired(step.program, other.program)
             only = pair.alignment.only_a, pair.alignment.only_b
             lone = [
-                frozenset(place for place in places if not ignored(program.keys[place]))
+                frozenset(
+                    place
+                    for place in places
+                    if not ignored(program.keys[place])
+                    and not (crossed and of_two_steps(program.keys[place]))
+                )
                 for program, places in zip((pair.a, pair.b), only, strict=True)
             ]
             cache[key] = (pair, lone[0], lone[1])
@@ -87,7 +93,8 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
         still = _still(pair, marks, generators)
         for place in still:
             marks[place] = None
-        count, hidden = pair.real - len(still), bool(gaps.before(number))
+        unlike = counting(pair, leave_unlike(step, other, marks))
+        count, hidden = pair.real - len(still) - unlike, bool(gaps.before(number))
         found = (pair, tuple(marks), only_a, only_b, count, moved, hidden)
         yield Compared(number, step, other, *found)
 

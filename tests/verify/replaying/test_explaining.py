@@ -173,7 +173,7 @@ def test_steps_that_were_left_out_are_recorded_in_full_first(
     lines = explain_report.text(found).splitlines()
     assert found.verdict is Verdict.MISMATCH, lines
     assert lines[1].startswith(
-        "recorded in full, since rank 0, step 2: parameter 0.weight differs "
+        "recorded in full, since rank 0, step 2: gradient of 0.weight differs here, "
     )
     assert "steps 1 to 2 were not recorded in full" in lines[1]
     assert lines[2].startswith("culprit: rank 0, step 1, backward: gradient of 0.weight differs, ")

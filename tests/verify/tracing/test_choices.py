@@ -38,6 +38,7 @@ def test_every_step_is_no_choice() -> None:
         (1, range(5, 0, -1), "steps is range(5, 0, -1)"),
         (1, [1, 2], "steps is [1, 2]"),
         (1, 7, "steps is 7"),
+        (1, range(2**63, 2**63 + 5), "steps is range(9223372036854775808"),
     ],
 )
 def test_a_choice_that_means_nothing_is_refused(every: int, steps: range, said: str) -> None:
@@ -83,6 +84,7 @@ def test_gaps_hold_the_steps_that_not_all_have_in_full(choices: list[range], las
         if all(has_border(one, number) for one in choices)
     ]
     for number in common:
+        assert gaps.crossed(number) == (not all(in_full(one, number - 1) for one in choices))
         gap = gaps.before(number)
         assert set(gap) == {
             one

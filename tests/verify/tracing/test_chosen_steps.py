@@ -87,7 +87,7 @@ def test_chosen_steps_are_in_full_and_others_leave_their_state(
         assert found[number].lanes == whole[number].lanes
     for number in bare:
         assert state_of(found[number]) == state_of(whole[number])
-        assert len(found[number]) == len(state_of(found[number]))
+        assert {one.kind for one in found[number].program.definitions} <= {*STATE, "grad"}
 
 
 def test_a_choice_changes_no_bit_and_is_written(tmp_path: Path) -> None:
@@ -124,8 +124,9 @@ def test_nothing_of_another_step_is_looked_at(
     run(tmp_path, lambda _, number: seen.append(number), every=3)
     # Steps are counted from 1 here. 8: the state at the end is that of a step not chosen.
     assert set(taken) == {0, 1, 3, 4, 6, 7, 8}
-    counts = [taken.count(number) for number in (1, 3, 4, 6, 7, 8)]
-    assert counts[0] == counts[2] == counts[4] > counts[1] == counts[3] == counts[5]
+    full, bare = [taken.count(number) for number in (1, 4, 7)], [taken.count(n) for n in (3, 6)]
+    assert len(set(full)) == len(set(bare)) == 1
+    assert full[0] > bare[0] > taken.count(8)  # without gradients, which are gone
 
 
 def test_steps_by_hand_are_counted_though_nothing_of_them_is_taken(tmp_path: Path) -> None:
@@ -152,11 +153,12 @@ def test_equal_runs_are_verified_and_the_choice_is_told(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("length", [7, 8])
 @pytest.mark.parametrize("other", [{}, {"every": 2}, {"steps": range(1, 5)}])
 def test_runs_of_two_choices_are_compared_in_what_both_have(
-    tmp_path: Path, other: dict[str, Any]
+    tmp_path: Path, other: dict[str, Any], length: int
 ) -> None:
-    a, b = run(tmp_path / "a", every=3), run(tmp_path / "b", **other)
+    a, b = run(tmp_path / "a", length=length, every=3), run(tmp_path / "b", length=length, **other)
     for found in (diff(a, b), diff(b, a)):
         assert (found.verdict, found.reasons) == (Verdict.VERIFIED, ())
         assert not found.unmatched
@@ -194,7 +196,7 @@ def test_what_came_in_with_steps_between_is_told_of_them(
         pictured = timeline(found, read_pairs(Path(found.a), Path(found.b), found))
         assert pictured.events is not None
         assert pictured.events.number == 5
-    wide = diff(a, b, (6, None))
+    wide = diff(a, b, (6, 7))
     assert wide.differing
     assert wide.culprit is None  # all of it inherits from before
 
@@ -245,6 +247,224 @@ def test_an_exception_in_any_step_is_never_verified(tmp_path: Path, number: int)
     found = diff(tmp_path / "a", tmp_path / "b")
     assert found.verdict is Verdict.UNVERIFIED
     assert sum(f"an exception ended it in step {number}" in one for one in found.reasons) == 2
+
+
+def test_runs_that_were_killed_before_anything_are_compared(tmp_path: Path) -> None:
+    for name in "ab":
+        record_toy(tmp_path / name, steps=-1, choice=range(0, 100, 3), close=False)
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert found.verdict is Verdict.UNVERIFIED
+    assert found.compared == 0
+
+
+@pytest.mark.parametrize(
+    ("longer", "shorter"),
+    [
+        ((51, {}), (50, {"every": 100})),
+        ((13, {"every": 20}), (5, {"every": 30})),
+        ((12, {}), (5, {})),
+    ],
+)
+def test_runs_of_other_lengths_are_never_verified(
+    tmp_path: Path, longer: tuple[int, dict[str, Any]], shorter: tuple[int, dict[str, Any]]
+) -> None:
+    folders = [
+        run(tmp_path / name, length=length, **choice)
+        for name, (length, choice) in (("a", longer), ("b", shorter))
+    ]
+    found = diff(folders[0], folders[1])
+    assert found.verdict is Verdict.UNVERIFIED
+    assert any(one.startswith("only A has step") for one in found.reasons)
+
+
+def with_scheduler(folder: Path, after: Callable[[nn.Module], None], **choice: Any) -> Path:
+    model = stack()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with verify.record(folder, model, optimizer, **choice):
+        for _ in range(5):
+            model(torch.randn(2, 5, 8)).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        after(model)
+    return folder
+
+
+def test_state_behind_the_last_step_is_not_that_at_the_end(tmp_path: Path) -> None:
+    """Schedulers and swaps of averages come between them: equal runs are no mismatch."""
+
+    def swap(model: nn.Module) -> None:
+        with torch.no_grad():
+            model[1].down.bias.zero_()
+
+    whole = with_scheduler(tmp_path / "whole", swap)
+    a, b, c = (with_scheduler(tmp_path / name, swap, every=3) for name in "abc")
+    found = diff(whole, a)
+    assert (found.verdict, found.differing) == (Verdict.UNVERIFIED, 0)
+    (left,) = (one for one in found.left if one.open)
+    assert "at the end of the recording" in left.reason
+    assert timeline(found, read_pairs(whole, a, found)).steps == (-1, 0, 2, 3, 4)
+    assert diff(b, c).verdict is Verdict.VERIFIED
+    d = with_scheduler(tmp_path / "d", lambda model: None, every=3)
+    found = diff(c, d)
+    assert found.culprit is not None
+    assert found.culprit.unrecorded == (4, 4)
+    assert any("at the end of the recording" in hint for hint in found.culprit.hints)
+
+
+def gan(folder: Path, fault: int | None = None, **choice: Any) -> Path:
+    """Two optimizers, found without being named, that step in turn."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"d": nn.Linear(4, 4), "g": nn.Linear(4, 4)})
+    optimizers = [torch.optim.AdamW(model[name].parameters(), lr=0.1) for name in "dg"]
+    with verify.record(folder, model, **choice):
+        for number in range(10):
+            name = "dg"[number % 2]
+            model[name](torch.randn(2, 4)).square().mean().backward()
+            if number == fault:
+                model[name].weight.grad *= 1 + 2**-20
+            optimizers[number % 2].step()
+            model.zero_grad()
+    return folder
+
+
+@pytest.mark.parametrize("fault", [2, 3])
+@pytest.mark.parametrize("every", [5, 100])
+def test_a_border_has_every_optimizer_that_stepped_since(
+    tmp_path: Path, fault: int, every: int
+) -> None:
+    a, b = gan(tmp_path / "a", every=every), gan(tmp_path / "b", fault, every=every)
+    found = diff(a, b)
+    assert found.culprit is not None
+    assert found.culprit.cause is Cause.UNRECORDED
+    assert found.culprit.unrecorded == ((1, 4) if every == 5 else (1, 9))
+    assert any(name.startswith("dg"[fault % 2]) for name in found.culprit.names)
+    assert diff(a, gan(tmp_path / "c", every=every)).verdict is Verdict.VERIFIED
+    whole = diff(a, gan(tmp_path / "d"))
+    assert (whole.differing, whole.unmatched) == (0, ())
+
+
+def test_what_a_step_begins_with_is_the_same_for_all_choices(tmp_path: Path) -> None:
+    """Values without a digest begin no step, as they have no event."""
+    ends = []
+    for name, choice in (("whole", {}), ("some", {"every": 3})):
+        torch.manual_seed(0)
+        model = Block()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with verify.record(tmp_path / name, model, **choice) as recording:  # type: ignore[arg-type]
+            for _ in range(4):
+                model(torch.ones(2, 5, 8)).sum().backward()
+                optimizer.step()
+                verify.probe("lr", 0.1)
+                verify.probe("nowhere", torch.ones(1, device="meta"))
+                recording.step()
+            verify.probe("final", 0.5)
+        ends.append(recording.number)
+    assert ends == [4, 4]
+    found = diff(tmp_path / "whole", tmp_path / "some")
+    assert (found.differing, found.unmatched) == (0, ())
+    assert all("has no digest, such as probe of nowhere" in one for one in found.reasons)
+
+
+def accumulated(folder: Path, fault: bool, **choice: Any) -> Path:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    with verify.record(folder, model, **choice) as recording:
+        for number in range(7):
+            model(torch.randn(2, 4)).square().mean().backward()
+            if fault and number == 3:
+                assert model.weight.grad is not None
+                model.weight.grad[0] += 1
+            recording.step()
+    return folder
+
+
+def test_gradients_that_steps_between_left_are_theirs(tmp_path: Path) -> None:
+    """Nothing else of the state differs."""
+    for choice in ({"steps": range(5, 6)}, {"every": 5}, {"every": 2}):
+        a = accumulated(tmp_path / f"a{choice}", False, **choice)
+        b = accumulated(tmp_path / f"b{choice}", True, **choice)
+        found = diff(a, b)
+        assert found.culprit is not None
+        assert found.culprit.cause is Cause.UNRECORDED
+        assert found.culprit.unrecorded is not None
+        assert found.culprit.unrecorded[1] == (3 if choice == {"every": 2} else 4)
+        assert found.others == ()
+
+
+def test_what_is_carried_past_the_state_is_hinted_at(tmp_path: Path) -> None:
+    for name in "ab":
+        torch.manual_seed(0)
+        cell, hidden = nn.GRUCell(4, 4), torch.zeros(2, 4)
+        with verify.record(tmp_path / name, cell, every=3) as recording, torch.no_grad():
+            for number in range(7):
+                hidden = cell(torch.randn(2, 4), hidden) + (number == 4 and name == "b")
+                recording.step()
+    found = diff(tmp_path / "a", tmp_path / "b")
+    assert found.culprit is not None
+    assert (found.culprit.cause, found.culprit.place.step) == (Cause.DATA, 6)
+    assert "the step before was not recorded in full" in found.culprit.hints[0]
+
+
+def test_the_step_of_an_exception_is_that_of_the_run(tmp_path: Path) -> None:
+    def fail(model: nn.Module, at: int) -> None:
+        if at == 7:
+            raise KeyError("stopped")
+
+    with pytest.raises(KeyError, match="stopped"):
+        run(tmp_path / "a", fail, length=12)
+    b = run(tmp_path / "b", length=12, every=10)
+    found = diff(tmp_path / "a", b)
+    assert any("an exception ended it in step 7" in one for one in found.reasons)
+    assert not any("an exception" in one for one in diff(tmp_path / "a", b, (None, 5)).reasons)
+
+
+def test_a_forward_of_another_step_leaves_nothing_open(tmp_path: Path) -> None:
+    """A run in full has the gradients; one by choice did not see the forward that they are of."""
+    for name, choice in (("whole", {}), ("some", {"every": 2})):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        ahead = None
+        with verify.record(tmp_path / name, model, **choice) as recording:  # type: ignore[arg-type]
+            for _ in range(5):
+                now, ahead = ahead, verify.probe("ahead", model(torch.randn(2, 4)))
+                if now is not None:
+                    now.square().mean().backward()
+                recording.step()
+    found = diff(tmp_path / "whole", tmp_path / "some")
+    assert found.verdict is Verdict.VERIFIED, (found.reasons, found.unmatched)
+    assert any(one.reason.startswith("forward and backward lie in two") for one in found.left)
+    pictured = timeline(found, read_pairs(tmp_path / "whole", tmp_path / "some", found))
+    assert pictured.steps[0] == -1
+
+
+def test_a_harmless_difference_hides_no_step_between(tmp_path: Path) -> None:
+    def noted(fault: int | None) -> Between:
+        def between(model: nn.Module, number: int) -> None:
+            verify.probe("note", torch.full((2,), float(fault or 0)))
+            if number == fault:
+                touch(number)(model, number)
+
+        return between
+
+    a, b = run(tmp_path / "a", noted(None), every=3), run(tmp_path / "b", noted(4), every=3)
+    found = diff(a, b)
+    assert found.culprit is not None
+    assert found.culprit.place.name == "note"
+    assert [one.unrecorded for one in found.others if one.cause is Cause.UNRECORDED] == [(4, 5)]
+
+
+def test_sums_of_ranks_that_chose_otherwise_are_refused_by_name(tmp_path: Path) -> None:
+    record_toy(tmp_path / "one", steps=STEPS)
+    for rank in range(2):
+        choice = range(0, 100, 2 + rank)
+        record_toy(tmp_path / "two", steps=STEPS, rank=rank, world=2, shards=2, choice=choice)
+    found = diff(tmp_path / "one", tmp_path / "two")
+    assert found.verdict is Verdict.UNVERIFIED
+    assert any("the ranks of B recorded other steps in full" in one for one in found.reasons)
+    same = diff(tmp_path / "two", tmp_path / "two")
+    assert not any("the ranks of" in one for one in same.reasons)
 
 
 def test_sums_over_ranks_of_chosen_steps(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_an_operation_has_the_digest_of_its_result(tmp_path: Path) -> None:
     (multiplied,) = events(step, "output", "(root)/aten.mul_.Tensor")
     assert multiplied.digest == digest_tensor(torch.full((2,), 4.0))
     assert not [one for one in events(step, "output") if "empty" in one.definition.name]
+
+
+def test_memory_that_is_put_under_a_tensor_is_not_read_before_it_is_filled(tmp_path: Path) -> None:
+    """deepcopy makes a tensor of no elements, puts memory under it, and only then copies."""
+    model = nn.Linear(64, 64)
+    step = recorded(tmp_path, model, lambda: copy.deepcopy(model.state_dict()), level="op")
+    assert not any("set_" in event.definition.name for event in events(step, "output"))
 
 
 @pytest.mark.parametrize(
