@@ -1,13 +1,14 @@
-"""One of two ranks that run the backward's kernels: SCENARIO RANK PORT FOLDER.
+"""One of several ranks that run the backward's kernels: SCENARIO RANK RANKS PORT FOLDER.
 
-Started by test_backward_two_gpus.py; what it shares with the forward's ranks is in
-two_gpus_worker.py, beside this file. Exits with a traceback when a check fails. Refuses to be
-imported by pytest: it collects nothing.
+Started by test_backward_several_gpus.py. All but the last rank survive; the last one is killed or
+stopped by the test where the scenario says so. Exits with a traceback when a check fails. Refuses
+to be imported by pytest: it collects nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import os
 import time
@@ -16,11 +17,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import two_gpus_worker as both
+from gpu_ranks import (
+    FIRST,
+    GENEROUS,
+    LIMITS,
+    Gather,
+    Job,
+    Withheld,
+    alone_again,
+    counts,
+    ends_in_time,
+    experts_of,
+    large,
+    leave,
+    main,
+    part,
+    room,
+    rows_of,
+    small,
+    until_missed,
+)
 from hopper_runs import random_inputs, random_upstream
 from sync_debug import synchronising_raises
 from torch import Tensor
-from two_gpus_worker import GENEROUS, LIMITS, Gather, Job, Withheld, part, room, small
 
 import mok
 from mok import functional, reference
@@ -79,18 +98,19 @@ def call_of(inputs: MoEInputs, d_out: Tensor, rows: slice, experts: slice = slic
     return Call(leaves, topk, d_out[rows].contiguous().cuda(), inputs.swiglu_limit)
 
 
-def own_call(case: ExactCase, rank: int, tokens: int | None = None) -> tuple[Call, slice]:
+def own_call(
+    case: ExactCase, job: Job, tokens: int | None = None, first: int = FIRST
+) -> tuple[Call, slice]:
     """A rank's part of an exact case, and its rows."""
-    rows, _ = part(case, rank, tokens)
-    half = case.inputs.w_gate.shape[0] // 2
-    return call_of(case.inputs, case.d_out, rows, slice(half * rank, half * (rank + 1))), rows
+    rows, _ = part(case, job, tokens, first)
+    experts = experts_of(job, case.inputs.w_gate.shape[0])
+    return call_of(case.inputs, case.d_out, rows, experts), rows
 
 
-def wanted_of(case: ExactCase, rank: int) -> dict[str, Tensor]:
+def wanted_of(case: ExactCase, job: Job, first: int = FIRST) -> dict[str, Tensor]:
     """What a rank must get: its rows, its experts, its own sums of the shared expert."""
-    rows, _ = part(case, rank)
-    half = case.inputs.w_gate.shape[0] // 2
-    experts, exact = slice(half * rank, half * (rank + 1)), case.expected
+    rows = rows_of(job, case.inputs.x.shape[0], first)
+    experts, exact = experts_of(job, case.inputs.w_gate.shape[0]), case.expected
     found = {name: exact[name][rows] for name in ("out", "d_x", "d_router_weights")}
     found |= {f"d_{name}": exact[f"d_{name}"][experts] for name in NAMES[2:]}
     if case.inputs.shared is not None:
@@ -106,50 +126,67 @@ def expect(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], when: obje
         assert same_bits(value, wanted[name].to(value.dtype)), (name, when)
 
 
-def leave() -> None:
-    """The end of a scenario in which nobody is missing."""
-    functional.clear_workspace_cache()
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def exact_gradients(job: Job) -> None:
-    """All gradients of exact cases, in every routing, three times each."""
+    """All gradients of exact cases, in every routing, three times each.
+
+    More than two ranks have a routing to one rank alone as well, and ranks without tokens; eight
+    have one expert each, and half of them nothing to do where every second expert is empty.
+    """
     job.join("nccl")
-    for routing in ("balanced", "skewed", "empty-experts", "unused-slots"):
+    routings = ["balanced", "skewed", "empty-experts", "unused-slots"]
+    splits = [FIRST]
+    if job.ranks > 2:
+        routings.append("one-expert")
+        splits += [0, 149]
+    for routing in routings:
         for shared, clamped in ((None, False), (64, True)):
             case = exact_case(*(150, 192, 192, 8, 2, routing), shared_width=shared, clamped=clamped)
-            call, _ = own_call(case, job.rank)
-            wanted = wanted_of(case, job.rank)
-            for turn in range(3):
-                expect(call.both(), wanted, (routing, shared, turn))
+            for first in splits:
+                call, _ = own_call(case, job, first=first)
+                wanted = wanted_of(case, job, first)
+                for turn in range(3):
+                    expect(call.both(), wanted, (routing, shared, first, turn))
     leave()
 
 
 def bits_of_one_rank(job: Job) -> None:
     """Random values: the bits of one rank alone, whatever the share of tokens, grid or segments.
 
-    The shared expert's are those of one rank with this rank's tokens.
+    The shared expert's are those of one rank with this rank's tokens. More than two ranks have the
+    same bits in pairs as well.
     """
     job.join()
     inputs, d_out = random_inputs(), random_upstream()
     tokens = inputs.x.shape[0]
     whole = call_of(inputs, d_out, slice(None)).both(group=None)
-    half = inputs.w_gate.shape[0] // 2
-    experts = slice(half * job.rank, half * (job.rank + 1))
-    for split in (230, 0, tokens, 699):
-        rows = slice(0, split) if job.rank == 0 else slice(split, tokens)
-        mine = call_of(inputs, d_out, rows).both(group=None)
+
+    def of_one(mine: Job, first: int) -> tuple[Call, dict[str, Tensor]]:
+        """This rank's call, and what one rank alone has of it."""
+        rows, experts = rows_of(mine, tokens, first), experts_of(mine, inputs.w_gate.shape[0])
+        own = call_of(inputs, d_out, rows).both(group=None)
         wanted = {name: whole[name][rows] for name in ("out", "d_x", "d_router_weights")}
         wanted |= {f"d_{name}": whole[f"d_{name}"][experts] for name in NAMES[2:]}
-        wanted |= {f"d_{name}": mine[f"d_{name}"] for name in SHARED}
-        call = call_of(inputs, d_out, rows, experts)
+        wanted |= {f"d_{name}": own[f"d_{name}"] for name in SHARED}
+        return call_of(inputs, d_out, rows, experts), wanted
+
+    for first in (230, 0, tokens, 699):
+        call, wanted = of_one(job, first)
         for config in (MoKConfig(), MoKConfig(num_sms=1), MoKConfig(num_sms=7), MoKConfig()):
-            expect(call.both(config=config), wanted, (split, config))
+            expect(call.both(config=config), wanted, (first, config))
         functional.clear_workspace_cache()
         dist.barrier()
         small_segments = MoKConfig(minibatch_size=1024)
-        expect(call.both(config=small_segments), wanted, (split, "small segments"))
+        expect(call.both(config=small_segments), wanted, (first, "small segments"))
+        functional.clear_workspace_cache()
+        dist.barrier()
+    if job.ranks > 2:
+        minute = datetime.timedelta(seconds=60)
+        pairs = [
+            dist.new_group([one, one + 1], timeout=minute) for one in range(0, job.ranks, 2)
+        ]  # all ranks make all of them
+        call, wanted = of_one(dataclasses.replace(job, rank=job.rank % 2, ranks=2), 230)
+        for turn in range(3):
+            expect(call.both(group=pairs[job.rank // 2]), wanted, ("pairs", turn))
         functional.clear_workspace_cache()
         dist.barrier()
     dist.destroy_process_group()
@@ -158,17 +195,17 @@ def bits_of_one_rank(job: Job) -> None:
 def without_waiting(job: Job) -> None:
     """No wait on the host, unequal and no tokens, streams in turn, a graph of both directions."""
     job.join()
-    rank, case = job.rank, small()
-    room(case, rank, timeouts=GENEROUS)
-    call, _ = own_call(case, rank)
-    wanted = wanted_of(case, rank)
+    case = small(job.ranks)
+    room(case, job, timeouts=GENEROUS)
+    call, _ = own_call(case, job)
+    wanted = wanted_of(case, job)
     expect(call.both(), wanted)
     torch.cuda.synchronize()
     with synchronising_raises():
         found = call.both()
     expect(found, wanted, "without waiting")
-    for tokens in ((0, 113), (37, 0), (0, 0), (1, 64), (37, 113)):
-        few, here = own_call(case, rank, tokens[rank])
+    for tokens in counts(150, job.ranks):
+        few, here = own_call(case, job, tokens[job.rank])
         found = few.both()
         for name in ("out", "d_x", "d_router_weights"):
             assert same_bits(found[name], case.expected[name][here]), (name, tokens)
@@ -176,7 +213,7 @@ def without_waiting(job: Job) -> None:
     torch.cuda.synchronize()
     several = []
     for turn in range(24):
-        with torch.cuda.stream(streams[(turn * (1 + rank)) % 3]):
+        with torch.cuda.stream(streams[(turn * (1 + job.rank)) % 3]):
             several.append(call.both())
     torch.cuda.synchronize()
     for turn, found in enumerate(several):
@@ -189,65 +226,67 @@ def without_waiting(job: Job) -> None:
             value.fill_(-1.0)
         graph.replay()
         expect(found, wanted, turn)
-    room(case, rank).check()
+    room(case, job).check()
     del graph
     leave()
 
 
 def gather_order(job: Job) -> None:
-    """All-gathers and the backward start in different orders on both ranks."""
+    """All-gathers and the backward start in different orders on the ranks."""
     job.join("nccl")
-    case = small()
-    room(case, job.rank, timeouts=GENEROUS)
-    call, _ = own_call(case, job.rank)
-    wanted = wanted_of(case, job.rank)
-    gather = Gather(job.rank)
+    case = small(job.ranks)
+    room(case, job, timeouts=GENEROUS)
+    call, _ = own_call(case, job)
+    wanted = wanted_of(case, job)
+    gather = Gather(job)
     expect(call.both(), wanted)
     for turn in range(40):
         dist.barrier()
         out = call.forward()
         expect(gather.beside(functools.partial(call.backward, out), turn), wanted, turn)
-    room(case, job.rank).check()
+    room(case, job).check()
     leave()
 
 
 def prepared(job: Job) -> tuple[ExactCase, Step]:
-    """Both ranks have run both directions, with short time-outs, and one forward; its backward."""
+    """All ranks have run both directions, with short time-outs, and one forward; its backward."""
     job.join()
-    case = small()
-    room(case, job.rank, timeouts=LIMITS)
-    call, _ = own_call(case, job.rank)
+    case = small(job.ranks)
+    room(case, job, timeouts=LIMITS)
+    call, _ = own_call(case, job)
+    wanted = wanted_of(case, job)
     for _ in range(3):
-        expect(call.both(), wanted_of(case, job.rank))
+        expect(call.both(), wanted)
     out = call.forward()
     torch.cuda.synchronize()
     return case, lambda: call.backward(out)
 
 
 def gives_up(job: Job, case: ExactCase, backward: Step, pattern: str, limit: float) -> None:
-    """A backward whose peer does not come."""
-    place = room(case, job.rank)
-    call, _ = own_call(case, job.rank)
+    """A backward to which a peer does not come."""
+    place = room(case, job)
+    call, _ = own_call(case, job)
     refused = (call.forward, call.forward, place.check)
-    both.ends_in_time(job.rank, backward, refused, pattern, limit)
+    ends_in_time(job, backward, refused, pattern, limit)
 
 
 def killed_before(job: Job) -> None:
-    """Rank 1 is killed between the directions: rank 0 misses its expert ids in the backward."""
+    """The last rank is killed between the directions: the others miss its ids in the backward."""
     case, backward = prepared(job)
-    if job.rank == 1:
+    if job.rank == job.last:
         job.tell("ready")
         time.sleep(120)
     job.wait("done")
-    gives_up(job, case, backward, "the expert ids of rank 1", LIMITS.enter)
-    both.alone_again(case, job)
+    blamed = job.blamed(f"the expert ids of rank {job.last}")
+    gives_up(job, case, backward, blamed, LIMITS.enter)
+    alone_again(case, job)
 
 
 def killed_inside(job: Job) -> None:
-    """Rank 1 enters a backward, has no results for rank 0, and is killed: rank 0 misses them."""
+    """The last rank enters a backward, has no results for others, and is killed: all miss them."""
     case, backward = prepared(job)
     dist.barrier()
-    if job.rank == 1:
+    if job.rank == job.last:
         launch = passes.launch_backward
 
         def withholding(workspace: Any, memory: Any, *rest: Any, **options: Any) -> Any:
@@ -257,42 +296,44 @@ def killed_inside(job: Job) -> None:
 
         passes.launch_backward = withholding
         backward()
-        torch.cuda.synchronize()  # ids, x and d_out are there, and rank 0 was told
+        torch.cuda.synchronize()  # ids, x and d_out are there, and the others were told
         job.tell("ready")
         time.sleep(120)
-    gives_up(job, case, backward, "the results of rank 1", LIMITS.inside)
+    gives_up(job, case, backward, job.blamed(f"the results of rank {job.last}"), LIMITS.inside)
     job.wait("done")
-    both.alone_again(case, job)
+    alone_again(case, job)
 
 
 def killed_anywhere(job: Job) -> None:
-    """Rank 1 is killed while both train without pause."""
+    """The last rank is killed while all train without pause."""
     case, _ = prepared(job)
-    x, topk, router, *weights = both.large(job.rank)
+    x, topk, router, *weights = large(job)
     leaves = dict(zip(NAMES, (x, router, *weights), strict=True))
     for leaf in leaves.values():
         leaf.requires_grad_()
-    large = Call(leaves, topk, torch.randn_like(x), None)
-    both.until_missed(job, large.both)
-    both.alone_again(case, job)
+    call = Call(leaves, topk, torch.randn_like(x), None)
+    until_missed(job, call.both)
+    alone_again(case, job)
 
 
 def stopped(job: Job) -> None:
-    """Rank 1 is stopped between the directions and goes on too late: both give up, and go on."""
+    """The last rank is stopped between the directions and goes on too late: all give up, go on."""
     case, backward = prepared(job)
-    if job.rank == 1:
+    if job.rank == job.last:
         job.tell("ready")
-        job.wait("go on")  # stopped here until rank 0 has given up
-        gives_up(job, case, backward, "rank 0", LIMITS.enter)
+        job.wait("go on")  # stopped here until all others have given up
+        gives_up(job, case, backward, job.all_blamed(), LIMITS.enter)
     else:
         job.wait("done")
-        gives_up(job, case, backward, "the expert ids of rank 1", LIMITS.enter)
-        job.tell("waited")
+        blamed = job.blamed(f"the expert ids of rank {job.last}")
+        gives_up(job, case, backward, blamed, LIMITS.enter)
+        job.tell(f"waited-{job.rank}")
     functional.clear_workspace_cache()
     dist.barrier()
-    again, _ = own_call(case, job.rank)
+    again, _ = own_call(case, job)
+    wanted = wanted_of(case, job)
     for _ in range(3):
-        expect(again.both(), wanted_of(case, job.rank))
+        expect(again.both(), wanted)
     leave()
 
 
@@ -303,4 +344,4 @@ SCENARIOS = (
 
 if __name__ == "__main__":
     os.environ[BACKWARD_VARIABLE] = "1"
-    both.main(SCENARIOS)
+    main(SCENARIOS)
