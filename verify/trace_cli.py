@@ -70,7 +70,7 @@ def show(path: Path, steps: tuple[int | None, int | None], form: str) -> int:
     """Show what a recording holds; with --steps, every event of these.
 
     PATH is the folder of a run, or the file of one rank. Exit code 3 when a rank or the end of a
-    file is missing, as after a run that was killed.
+    file is missing, as after a run that was killed, or when an exception ended it.
     """
     from verify.tracing import showing
     from verify.tracing.files import read_folder
@@ -82,7 +82,7 @@ def show(path: Path, steps: tuple[int | None, int | None], form: str) -> int:
         emit(json.dumps({**shown, "events": list(showing.events(run, steps))} if chosen else shown))
     else:
         emit("\n".join(showing.event_text(run, steps)) if chosen else showing.text(run))
-    return 0 if showing.whole(run) or path.is_file() else 3
+    return showing.exit_code(run, path.is_file())
 
 
 @trace.command(
@@ -155,7 +155,7 @@ def export(path: Path, out: Path, steps: tuple[int | None, int | None]) -> int:
         fail(f"{path}: holds no event of these steps; the files written are empty")
         return 3
     emit(f"{number(len(run), 'file')}, {count:,} lines")
-    return 0 if showing.whole(run) or path.is_file() else 3
+    return showing.exit_code(run, path.is_file())
 
 
 trace.add_command(explain)

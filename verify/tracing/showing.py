@@ -1,6 +1,6 @@
 """What is in a recording: each rank's steps and events; of chosen steps, every event.
 
-It refuses to call a recording whole that has no end, or of which a rank is missing.
+It refuses to call a recording whole that has no end, or an exception for one, or lacks a rank.
 """
 
 from __future__ import annotations
@@ -42,9 +42,18 @@ def events(run: Run, steps: Range) -> Iterator[dict[str, Any]]:
 
 
 def whole(run: Run) -> bool:
-    """Whether every rank is there and has an end."""
-    shown = overview(run)
-    return len(run) >= shown["world"] and all(one["complete"] for one in shown["ranks"])
+    """Whether every rank is there and came to its end."""
+    return len(run) >= max(one.header.world for one in run.values()) and ended(run)
+
+
+def ended(run: Run) -> bool:
+    """Whether all ranks that are there came to their end: not killed, and without an exception."""
+    return all(one.finished for one in run.values())
+
+
+def exit_code(run: Run, one_file: bool) -> int:
+    """0 for a whole run, or a whole file where one was asked for; else 3."""
+    return 0 if (ended(run) if one_file else whole(run)) else 3
 
 
 def text(run: Run) -> str:
@@ -97,6 +106,7 @@ def _rank(rank: int, one: Recording) -> dict[str, Any]:
         "in_full": in_words(one.header.steps),
         "created": one.header.created,
         "complete": one.complete,
+        "finished": one.finished,
         "reason": one.reason,
         "problem": one.problem,
         "steps": len(one.steps),

@@ -189,6 +189,17 @@ def test_show(runs):
     record_toy(runs / "half", rank=0, world=2)
     assert invoke("trace", "show", runs / "half").stdout.endswith("incomplete: 1 of 2 ranks\n")
     assert invoke("trace", "show", runs / "half" / file_name(0)).exit_code == 0
+    assert invoke("trace", "show", runs / "cut" / file_name(0)).exit_code == 3
+
+
+def test_a_recording_that_an_exception_ended_is_not_whole(runs):
+    writer = TraceWriter(runs / "raised", header())
+    write_step(writer, -1, [("w", "parameter", "", "0")])
+    writer.close("KeyError: 'x'")
+    shown = invoke("trace", "show", runs / "raised")
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (3, "incomplete: 1 of 1 rank")
+    assert "KeyError" in shown.stdout
+    assert invoke("trace", "show", runs / "raised" / file_name(0)).exit_code == 3
 
 
 def test_show_events_of_steps(runs):
