@@ -299,24 +299,37 @@ def test_figures_that_are_not_those_of_the_evidence_are_told(
     assert tables.problems(shown, {}) == ["table 'bench' has no evidence"]
 
 
-def test_two_ranks_stand_beside_one_and_say_how_they_are_joined(
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_several_ranks_stand_beside_one_and_say_how_they_are_joined(
     scripts: dict[str, ModuleType],
     run: dict[str, Any],
     collect: Callable[..., Any],
     tmp_path: Path,
+    ranks: int,
 ) -> None:
     evidence, tables = scripts["evidence"], scripts["tables"]
     collect(run, into=tmp_path)
-    cuda = {**ENVIRONMENT["cuda"], "visible": 2, "links": {"GPU0-GPU1": "NV18"}}  # type: ignore[dict-item]
-    two = {**run, "ranks": 2, "environment": {**ENVIRONMENT, "cuda": cuda}}
-    two["parts"] = [one for one in run["parts"] if one["name"] == "verify"]
-    collect(two, into=tmp_path)
+    required = evidence.missing(evidence.read(tmp_path))
+    links = {f"GPU{one}-GPU{one + 1}": "NV18" for one in range(ranks - 1)}
+    devices = ENVIRONMENT["cuda"]["devices"] * ranks  # type: ignore[index]
+    cuda = {**ENVIRONMENT["cuda"], "visible": ranks, "links": links, "devices": devices}  # type: ignore[dict-item]
+    many = {**run, "ranks": ranks, "environment": {**ENVIRONMENT, "cuda": cuda}}
+    together = ("tests", "verify", "peers")
+    many["parts"] = [one for one in run["parts"] if one["name"] in together]
+    collect(many, into=tmp_path)
     found = evidence.read(tmp_path)
-    assert "h200/verify-x2.json" in found
-    text = tables.made(found)["verify"][1]
-    assert "2 x NVIDIA H200" in text
-    assert "NCCL 2.28.9, NV18" in text
-    assert "--ranks 2" in text
+    assert {f"h200/{name}-x{ranks}.json" for name in together} < set(found)
+    assert [name for name in required if name not in evidence.missing(found)] == (
+        ["h200/verify-x2.json"] if ranks == 2 else []  # no more is required
+    )
+    made = tables.made(found)
+    for name in together:
+        text = made[name][1]
+        assert f"{ranks} x NVIDIA H200" in text
+        assert "NCCL 2.28.9, NV18." in text
+        assert text.index(f"--parts {name}`") < text.index(f"--parts {name} --ranks {ranks}`")
+    rows = [line.split("|")[1].strip() for line in made["tests"][1].splitlines() if "|" in line]
+    assert rows[2:] == ["1", str(ranks)]
 
 
 Change = Callable[[dict[str, Any]], Any]

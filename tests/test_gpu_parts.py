@@ -15,17 +15,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from bench_instruments import FakeDevice, fake_contender
 from gpu_scripts import FOLDER, gpu_scripts
 from hypothesis import given
 from hypothesis import strategies as st
 from struck_starts import strike_start
-
-from mok.bench import layer as bench
-from mok.bench.layer_command import layer
-from mok.bench.ranks import Together
-from mok.bench.runs import Options
-from mok.bench.shapes import Shape
 
 SOURCE = {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False}
 ALONE = {
@@ -275,42 +268,6 @@ def test_what_measures_time_or_joules_or_a_rare_race_is_alone(
             assert [step.name for step in part.only(alone=True).steps] == (
                 ["pytest quiet"] if name == "tests" else []
             )
-    several = commands.parts(commands.Place("python", tmp_path, ranks=2))
-    assert all(part.steps for part in several)
-
-
-def test_every_file_of_gpu_tests_runs_once_and_quiet_tests_are_there(
-    scripts: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    commands, root = scripts["commands"], FOLDER.parents[1]
-    tests = commands.parts(commands.Place("python", tmp_path))[0]
-    *loud, quiet = tests.steps
-    files = [word for step in loud for word in step.command if word.endswith(".py")]
-    marked = [p for p in (root / "tests").rglob("test_*.py") if "mark.gpu" in p.read_text()]
-    marked.remove(Path(__file__))  # which only speaks of them
-    assert sorted(files) == sorted(str(path.relative_to(root)) for path in marked)
-    assert len({step.document for step in tests.steps}) == len(tests.steps)
-    stems = {Path(name).stem for name in files}
-    assert stems.issuperset(commands.LONG_TESTS)
-    for test in commands.QUIET_TESTS:
-        file, _, name = test.partition("::")
-        assert f"@pytest.mark.gpu\ndef {name}(" in (root / file).read_text()
-        assert test in quiet.command
-        assert all(step.command[step.command.index(test) - 1] == "--deselect" for step in loud)
-
-
-def test_what_is_deselected_is_known_to_pytest(
-    scripts: dict[str, ModuleType], tmp_path: Path
-) -> None:
-    commands = scripts["commands"]
-    place = commands.Place(sys.executable, tmp_path)
-    step = next(s for s in commands.parts(place)[0].steps if s.name == "pytest test_controls_gpu")
-    words = [*step.command, "--collect-only", "-n0"]
-    done = subprocess.run(words, cwd=FOLDER.parents[1], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "test_fault_is_caught_by_name_and_twin_is_clean" in done.stdout
-    for test in commands.QUIET_TESTS:
-        assert test.rpartition("::")[2] not in done.stdout
 
 
 def test_each_peer_s_small_case_comes_before_any_second_one(
@@ -322,69 +279,6 @@ def test_each_peer_s_small_case_comes_before_any_second_one(
     assert {name.partition("/")[0] for name in cases} == {
         name.partition("/")[0] for name in cases if name.endswith("/small")
     }
-
-
-@pytest.mark.parametrize(("left", "limit"), [(400.0, 230.0), (215.0, 200.0), (20.0, 30.0)])
-def test_the_benchmark_of_peers_takes_the_time_that_is_left(
-    scripts: dict[str, ModuleType], tmp_path: Path, left: float, limit: float
-) -> None:
-    commands = scripts["commands"]
-    bench = next(
-        part
-        for part in commands.parts(commands.Place("python", tmp_path, left=left))
-        if part.name == "bench"
-    )
-    given = {}
-    for step in bench.steps:
-        if step.name == "warm":  # compiles only
-            continue
-        words = list(step.command[step.command.index("layer") + 1 :])
-        given[step.name] = layer.make_context("layer", words).params
-    assert given["layer"]["limit"] == limit
-    assert given["layer"]["shapes"] == ()  # all six
-    assert (given["layer"]["rounds"], given["layer"]["seconds"]) == (25, 2.0)
-    assert [name for name, one in given.items() if one["accuracy"]] == ["accuracy"]
-    assert (given["accuracy"]["rounds"], given["accuracy"]["seconds"]) == (0, 0.0)
-    assert given["layer"]["direction"] is None  # forward only of whose backward is a stand-in
-    assert given["accuracy"]["contenders"] == given["layer"]["contenders"]
-
-
-@pytest.mark.parametrize(("left", "limit"), [(470.0, 190.0), (250.0, 98.0), (20.0, 30.0)])
-def test_the_forward_alone_leaves_time_for_the_benchmark_of_peers(
-    scripts: dict[str, ModuleType], tmp_path: Path, left: float, limit: float
-) -> None:
-    commands = scripts["commands"]
-    for ranks in (1, 2):
-        place = commands.Place("python", tmp_path, ranks, left=left)
-        parts = {part.name: part for part in commands.parts(place)}
-        (step,) = parts["forward"].steps
-        words = list(step.command[step.command.index("layer") + 1 :])
-        given = layer.make_context("layer", words).params
-        assert given["limit"] == limit
-        assert given["direction"] == "forward"
-        assert given["shapes"] == ()  # all six
-        assert (given["rounds"], given["seconds"], given["ranks"]) == (25, 2.0, ranks)
-        assert not given["accuracy"]
-        # on several ranks every one that knows them, of which ours is the first
-        wanted = ("mok", "sonicmoe", "torch") if ranks == 1 else ()
-        assert given["contenders"] == wanted
-    assert list(parts).index("forward") < list(parts).index("bench")
-
-
-@pytest.mark.parametrize(("left", "limit"), [(300.0, 265.0), (900.0, 865.0), (20.0, 30.0)])
-def test_the_forward_takes_all_that_is_left_where_no_benchmark_of_peers_follows(
-    scripts: dict[str, ModuleType], tmp_path: Path, left: float, limit: float
-) -> None:
-    commands = scripts["commands"]
-    place = commands.Place("python", tmp_path, left=left, chosen=("tests", "forward"))
-    part = next(one for one in commands.parts(place) if one.name == "forward")
-    (step,) = part.steps
-    given = layer.make_context("layer", list(step.command[step.command.index("layer") + 1 :]))
-    assert given.params["limit"] == limit
-    assert given.params["by_shape"]
-    assert part.seconds >= left
-    beside = commands.Place("python", tmp_path, left=left)
-    assert next(p for p in commands.parts(beside) if p.name == "forward").seconds == 210
 
 
 def test_parts_know_which_of_them_run(
@@ -400,21 +294,6 @@ def test_parts_know_which_of_them_run(
     place = scripts["commands"].Place("python", tmp_path)
     scripts["parts"].run_all(["forward"], place, tmp_path, 1.0, SOURCE, print)
     assert set(seen) == {("forward",)}
-
-
-def test_a_forward_that_is_cut_short_has_both_protocols_of_the_first_shapes() -> None:
-    shapes = tuple(Shape(name, 16, 4, 16, 8, 2) for name in ("one", "two"))
-    for by_shape, order in (
-        (True, [("one", "rotation"), ("one", "alone"), ("two", "rotation"), ("two", "alone")]),
-        (False, [("one", "rotation"), ("two", "rotation"), ("one", "alone"), ("two", "alone")]),
-    ):
-        device = FakeDevice()
-        options = Options(
-            shapes, device="cpu", rounds=2, seconds=0.1, accuracy=False, by_shape=by_shape
-        )
-        listing = [fake_contender(device, "mok", 0.01, 0.02)]
-        rows = bench.measure(options, device.instruments(), Together(), listing)["rows"]
-        assert list(dict.fromkeys((row["shape"], row["protocol"]) for row in rows)) == order
 
 
 def test_what_does_not_fit_the_time_runs_only_when_it_is_named(

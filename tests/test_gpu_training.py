@@ -160,9 +160,58 @@ def test_launches_of_the_kernels_are_counted_and_put_back(training: ModuleType) 
     assert passes.launch_backward is launch
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_sequence_has_one_rank_and_shares_differ(training: ModuleType, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+def test_every_sequence_has_one_rank_and_shares_differ_where_there_is_room(
+    training: ModuleType, ranks: int
+) -> None:
     counts = training.shares(ranks)
+    assert len(counts) == ranks
     assert sum(counts) == training.B
     assert min(counts) >= 1
-    assert ranks == 1 or len(set(counts)) > 1
+    assert (len(set(counts)) > 1) == (ranks not in (1, 8))
+
+
+def test_shares_of_evidence_that_is_there_stay(training: ModuleType) -> None:
+    wanted = {1: [8], 2: [3, 5], 4: [1, 2, 2, 3], 8: [1] * 8}
+    assert {ranks: training.shares(ranks) for ranks in wanted} == wanted
+
+
+@pytest.mark.parametrize("ranks", [0, 3, 6, 9, 16])
+def test_ranks_without_a_sequence_or_equal_experts_are_refused(
+    training: ModuleType, ranks: int
+) -> None:
+    done = CliRunner().invoke(training.main, ["--device", "cpu", "--ranks", str(ranks)])
+    assert done.exit_code == 2
+    assert f"{ranks} ranks for 8 sequences and 8 experts; allowed are 1, 2, 4, 8" in done.stderr
+
+
+@pytest.mark.parametrize(("ranks", "patience"), [(2, 450.0), (4, 600.0), (8, 750.0)])
+def test_more_ranks_have_more_time(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch, ranks: int, patience: float
+) -> None:
+    asked = []
+
+    def run(commands: list[list[str]], at_once: int, patience: float) -> None:
+        asked.append((len(commands), at_once, patience))
+        row = training.row_of(training.Setting(ranks, True, True), 1, [one], False)
+        folder = Path(commands[0][commands[0].index("--folder") + 1])
+        for command in commands:
+            training._write(folder, "rank", int(command[-1]), [row])
+
+    one = training.Trained("a", "b", 0, 5.0, 1.0, 2.0)
+    monkeypatch.setattr(training, "run_side_by_side", run)
+    (row,) = training._several(ranks, 1, "cpu")
+    assert row["equal"]
+    assert asked == [(ranks, ranks, patience)]
+
+
+def test_multicast_is_off_unless_the_environment_says_otherwise(
+    training: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in training.UNLESS_GIVEN:
+        monkeypatch.delenv(name, raising=False)
+    both = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    assert training.variables() == {**training.VARIABLES, **both}
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "2")
+    del both["NCCL_NVLS_ENABLE"]
+    assert training.variables() == {**training.VARIABLES, **both}

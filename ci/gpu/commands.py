@@ -6,33 +6,22 @@ are equal, and whoever else uses the GPU must not change them.
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from options import USUAL  # both beside this file
+import pytests  # all four beside this file
+from options import USUAL
+from side_by_side import grown
 from steps import ROOT, Part, Step
 
 # what compute-sanitizer prints, with exit code 1, on a device or a driver that it does not know
 NO_SANITIZER = ("Device not supported", "Unable to find injection library")
-ON_GPU = re.compile(
-    r"^(?:pytestmark = (?:\[\n)?.*|.*\bmarks=|\s*@)pytest\.mark\.gpus?\b", re.MULTILINE
-)
-LONG_TESTS = (
-    *("test_controls_gpu", "test_conditions_cuda", "test_devices"),
-    *("test_backward_gpu", "test_backward_rings_gpu", "test_backward_degrees_gpu"),
-)
-"""Files of tests that take as long as all the others: each gets a process of its own."""
-QUIET_TESTS = (
-    "tests/verify/test_controls_gpu.py::"
-    "test_the_missing_barrier_hides_when_quiet_and_shows_when_multiprocessors_are_taken",
-    "tests/verify/test_controls_gpu.py::test_plain_check_misses_what_the_condition_finds",
-)
-"""Tests of what a race does on a quiet GPU: they run alone."""
+GROUP_TESTS = 360.0  # seconds, grown with the ranks: a test that kills a rank takes about 20
+STARTING = 10.0  # seconds that ranks take to meet before a benchmark's limit begins, each doubling
 LAYER_LIMIT = 230.0  # seconds after which the benchmark of peers begins nothing more
+RANKS_LIMIT = 180.0  # likewise of several ranks, grown with them
 FORWARD_LIMIT = 190.0  # likewise of the forward alone, where the benchmark of peers follows
 FORWARD_SHARE = 0.45  # of the time that is left there
 FORWARD_SECONDS = 210.0  # of that part, and more where nothing follows
@@ -67,10 +56,14 @@ class Place:
 def parts(place: Place) -> list[Part]:
     """All parts, in the order in which they are told. The longest steps of each stand first.
 
-    The benchmark quotes what peers have left, so that its commands are known only then.
+    The benchmark quotes what peers have left, so that its commands are known only then. What
+    several ranks do together gets more time the more they are.
     """
+    several = place.ranks > 1
     return [
-        Part("tests", 160, _tests(place)),
+        Part("tests", grown(GROUP_TESTS, place.ranks), pytests.of_a_group(place), alone=True)
+        if several
+        else Part("tests", 160, pytests.of_one_gpu(place)),
         Part(
             "digest", 60, [place.mok("digest", "bench", "digest", "--device", "cuda")], alone=True
         ),
@@ -80,14 +73,18 @@ def parts(place: Place) -> list[Part]:
             [_script(place, "faults")],
             alone=True,
         ),
-        Part("verify", 190, _layer(place)),
+        Part("verify", grown(190, place.ranks), _layer(place)),
         Part("degrees", 120, [_script(place, "degrees")]),
         Part("backward-degrees", 150, [_script(place, "backward_degrees")]),
-        Part("training", 200, [_script(place, "training", "--ranks", str(place.ranks))]),
-        Part("peers", 180 if place.ranks == 1 else 240, _peers(place)),
+        Part(
+            "training",
+            grown(200, place.ranks),
+            [_script(place, "training", "--ranks", str(place.ranks))],
+        ),
+        Part("peers", grown(180, place.ranks), _peers(place)),
         Part("forward", _seconds(place, "forward"), _direction(place, "forward"), alone=True),
         Part("backward", _seconds(place, "backward"), _direction(place, "backward"), alone=True),
-        Part("bench", 300, _bench(place)),
+        Part("bench", grown(300, place.ranks), _bench(place)),
         Part("sanitize", 170, _sanitize(place)),
         Part("endurance", 300, [_script(place, "endurance")], alone=True),
         Part("backward-endurance", 300, [_script(place, "backward_endurance")], alone=True),
@@ -100,31 +97,6 @@ def _script(place: Place, name: str, *words: str) -> Step:
     document = str(place.raw / f"{name}.json")
     command = [place.python, f"ci/gpu/{name}.py", "--json", document, *words]
     return Step(name, command, document, unavailable=(3,))
-
-
-def _tests(place: Place) -> list[Step]:
-    """GPU tests only, in several processes. Those for a quiet GPU come alone."""
-    groups: dict[str, list[str]] = {name: [] for name in LONG_TESTS}
-    for path in sorted((place.root / "tests").rglob("test_*.py")):
-        if ON_GPU.search(path.read_text(encoding="utf-8")):
-            name = path.stem if path.stem in LONG_TESTS else path.parent.name
-            groups.setdefault(name, []).append(str(path.relative_to(place.root)))
-    left_out = [word for test in QUIET_TESTS for word in ("--deselect", test)]
-    return [
-        *(_pytest(place, name, [*left_out, *files]) for name, files in groups.items() if files),
-        replace(_pytest(place, "quiet", QUIET_TESTS), alone=True),
-    ]
-
-
-def _pytest(place: Place, name: str, words: Sequence[str]) -> Step:
-    """The plugin is named where the package is not installed, only on the path."""
-    known = [one.name for one in importlib.metadata.entry_points(group="pytest11")]
-    plugin = [] if "mok_verify" in known else ["-p", "_mok_verify_pytest"]
-    quiet = ["-p", "no:benchmark", "-p", "no:cacheprovider", "-q"]
-    document = str(place.raw / f"tests-{name}.xml")
-    chosen = ["-m", "gpu or gpus", "--junitxml", document]
-    command = [place.python, "-m", "pytest", *plugin, *quiet, *chosen, *words]
-    return Step(f"pytest {name}", command, document, needs=" passed")
 
 
 HOPPER = "ci/gpu/hopper_cases.py::hopper/"
@@ -215,9 +187,15 @@ def _followed(place: Place, direction: str) -> bool:
 
 def _seconds(place: Place, direction: str) -> float:
     """All that is left unless something that is timed later needs its share."""
+    least = grown(FORWARD_SECONDS, place.ranks)
     if _followed(place, direction) or not math.isfinite(place.left):
-        return FORWARD_SECONDS
-    return max(FORWARD_SECONDS, place.left)
+        return least
+    return max(least, place.left)
+
+
+def _starting(place: Place) -> float:
+    """Seconds that ranks take before they time anything."""
+    return STARTING * math.log2(place.ranks)
 
 
 def _direction(place: Place, direction: str) -> list[Step]:
@@ -230,9 +208,10 @@ def _direction(place: Place, direction: str) -> list[Step]:
     ours = ("mok", "mok-main") if direction == "backward" else ("mok",)
     if place.ranks == 1:
         words += [word for name in (*ours, *DIRECTION_PEERS) for word in _contender(name)]
-    limit = min(FORWARD_LIMIT, max(30.0, FORWARD_SHARE * place.left - LAST_STEP))
+    limit = min(FORWARD_LIMIT, FORWARD_SHARE * place.left - LAST_STEP - _starting(place))
     if not _followed(place, direction):
-        limit = max(30.0, min(place.left, _seconds(place, direction)) - FORWARD_LAST)
+        limit = min(place.left, _seconds(place, direction)) - FORWARD_LAST - _starting(place)
+    limit = max(30.0, limit)
     return [_timed(place, direction, [*words, "--limit", f"{limit:.0f}"])]
 
 
@@ -246,19 +225,21 @@ def _bench(place: Place) -> list[Step]:
     for found in sorted(place.raw.glob("peers*/result.json")):
         findings += ["--determinism", str(found)]
     many = ["--ranks", str(place.ranks)]
+    seconds = max(30.0, place.left - LAST_STEP - _starting(place))
     if place.ranks > 1:
-        return [_timed(place, "layer", [*many, "--limit", "180", *findings])]
+        limit = min(grown(RANKS_LIMIT, place.ranks), seconds)
+        return [_timed(place, "layer", [*many, "--limit", f"{limit:.0f}", *findings])]
     names = ("mok", "torch", "huggingface", "liger", "sonicmoe")
     words = [*many, *(word for name in names for word in _contender(name))]
     errors = ["--shape", "small", "--rounds", "0", "--seconds", "0"]
-    seconds = min(LAYER_LIMIT, max(30.0, place.left - LAST_STEP))
+    limit = min(LAYER_LIMIT, seconds)
     return [
         _warm(place),
         replace(_timed(place, "accuracy", [*words, *errors]), alone=False),
         _timed(
             place,
             "layer",
-            [*words, "--limit", f"{seconds:.0f}", "--gemms", "--no-accuracy", *findings],
+            [*words, "--limit", f"{limit:.0f}", "--gemms", "--no-accuracy", *findings],
         ),
     ]
 

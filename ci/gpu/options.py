@@ -21,6 +21,8 @@ NAMES = (
 )
 """The parts, in the order in which they run."""
 BY_NAME = ("backward", "endurance", "backward-endurance", "recording")
+TOGETHER = ("tests", "verify", "training", "peers", "forward", "backward", "bench")
+"""Those that ranks run together; the others have one GPU whatever the number of ranks."""
 USUAL = tuple(name for name in NAMES if name not in BY_NAME)
 """Those that run when none are named: the others do not fit 8 minutes beside them."""
 
@@ -32,6 +34,22 @@ def names(_context: click.Context, _parameter: click.Parameter, value: str) -> t
     if unknown or not asked:
         raise click.BadParameter(f"no part {value!r}; allowed are {', '.join(NAMES)}")
     return tuple(name for name in NAMES if name in asked)
+
+
+def of_ranks(chosen: Sequence[str], ranks: int, *, default: bool) -> tuple[str, ...]:
+    """The parts that run on so many ranks. default: none were named, so that others are left out.
+
+    Raises click.BadParameter for one that was named and has one GPU: its evidence would be of as
+    many as there are ranks.
+    """
+    alone = [name for name in chosen if ranks > 1 and name not in TOGETHER]
+    if alone and not default:
+        raise click.BadParameter(
+            f"part {alone[0]} has one GPU, {ranks} ranks were given; allowed with several are "
+            f"{', '.join(TOGETHER)}. Run it without --ranks.",
+            param_hint="'--parts'",
+        )
+    return tuple(name for name in chosen if name not in alone)
 
 
 def limits(

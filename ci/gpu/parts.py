@@ -23,6 +23,7 @@ from typing import Any
 import click
 import options  # all four beside this file
 import sources
+from click.core import ParameterSource
 from commands import Place, parts
 from options import USUAL
 from steps import ROOT, Outcome, Part, run_part, run_parts
@@ -135,7 +136,13 @@ def _end(number: int, _frame: object) -> None:
 
 @click.command()
 @click.option(
-    "--parts", "chosen", callback=options.names, default=",".join(USUAL), show_default=True
+    "--parts",
+    "chosen",
+    callback=options.names,
+    default=",".join(USUAL),
+    show_default=True,
+    help="With several ranks those of "
+    f"{', '.join(options.TOGETHER)} only, by default without backward.",
 )
 @click.option("--ranks", type=click.IntRange(1), default=1, show_default=True)
 @click.option(
@@ -182,6 +189,8 @@ def main(
     allow_dirty: bool,
 ) -> None:
     """Run what needs a GPU, and keep what it measured."""
+    default = click.get_current_context().get_parameter_source("chosen")
+    chosen = options.of_ranks(chosen, ranks, default=default is ParameterSource.DEFAULT)
     source = source_of(ROOT, commit)
     if source["dirty"] and not allow_dirty:
         click.echo(

@@ -8,7 +8,8 @@ E=8, H=1024, I=512, K=2 and is also held against float64, with the spread of a p
 everything to bf16 as its budget (mok.bench.peers.float64): peers promise none. `qwen3-30b` is
 whole. Every process autotunes anew, as it would on another machine; what tuning may do to bits is
 asked once more, without luck, by `sonicmoe/tiles`, which takes one candidate of a tuner after the
-other. A peer that is not installed is UNVERIFIED with the reason. Two ranks: peer_rank_cases.py.
+other. A peer that is not installed is UNVERIFIED with the reason. Of several ranks:
+peer_rank_cases.py.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ judge: it tells exit codes, and leaves what commands wrote to who asked.
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
 from collections.abc import Sequence
@@ -14,6 +15,12 @@ from verify.interrupts import interrupts_held
 
 PATIENCE = 300.0  # seconds for all of them together
 POLL = 0.05  # seconds between two looks at what runs
+
+
+def grown(seconds: float, ranks: int) -> float:
+    """Time for so many ranks that wait for each other: half as much again for every doubling, as
+    the host starts more of them and the slowest of more is slower."""
+    return seconds * (1 + 0.5 * math.log2(ranks))
 
 
 def run_side_by_side(

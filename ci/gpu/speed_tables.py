@@ -72,21 +72,26 @@ def _terse(document: Json) -> Json:
 
 
 def forward(own: Sequence[Json]) -> str:
-    """The benchmark's tables; of one rank also each goal beside what was met."""
+    """The benchmark's tables; of one rank each goal beside what was met, and of several what they
+    reach of one."""
     return _direction(own, "forward")
 
 
 def backward(own: Sequence[Json]) -> str:
-    """The same of the backward; and of two ranks what they reach of one."""
-    one, two = _documents(own, 1), _documents(own, 2)
-    degrees = goals_met(goals.judged_degrees(one, two, "backward")) if one and two else []
-    return "\n\n".join([_direction(own, "backward"), *degrees])
+    """The same of the backward."""
+    return _direction(own, "backward")
 
 
 def _direction(own: Sequence[Json], direction: str) -> str:
-    alone = any(one["ranks"] == 1 for one in own)
-    found = goals.judged_direction(_documents(own, 1), direction) if alone else []
-    return "\n\n".join([bench(own), *(goals_met(found) if alone else ())])
+    parts = [bench(own)]
+    counts = sorted({one["ranks"] for one in own})
+    if 1 in counts:
+        parts += goals_met(goals.judged_direction(_documents(own, 1), direction))
+    for ranks in counts:
+        one, many = _documents(own, 1), _documents(own, ranks)
+        if ranks > 1 and one and many:
+            parts += goals_met(goals.judged_degrees(one, many, direction, ranks))
+    return "\n\n".join(parts)
 
 
 def _documents(own: Sequence[Json], ranks: int) -> list[Json]:

@@ -65,8 +65,12 @@ def made(found: Evidence, now: Mapping[str, str] | None = None) -> dict[str, tup
     """
     now = sources.of_tree() if now is None else now
     tables: dict[str, tuple[str, str]] = {}
+
+    def order(name: str) -> tuple[str, int]:
+        return name.partition("/")[0], found[name]["ranks"]
+
     for name, (title, draw) in TABLES.items():
-        own = [one for one in found.values() if one["part"] == name]
+        own = [found[at] for at in sorted(found, key=order) if found[at]["part"] == name]
         if own:
             lines = "\n\n".join(_source(one, now) for one in own)
             tables[name] = (title, f"{draw(own)}\n\n{lines}\n")

@@ -2,6 +2,7 @@
 
     python ci/gpu/training.py --json training.json
     python ci/gpu/training.py --ranks 2            two GPUs, and one rank alone to compare with
+    python ci/gpu/training.py --ranks 8            as many ranks as sequences: each has one
     python ci/gpu/training.py --device cpu --steps 3 --ranks 2
 
 A step of a model this small waits for the host, so that on a GPU one rank's settings run at once,
@@ -10,8 +11,8 @@ each in a process of its own (`--at-once`; a rank alone shares its GPU with othe
 Every setting runs twice: with a shared expert or without, with activations of a layer computed
 again in the backward (torch.utils.checkpoint) or kept. Losses and gradients of what ranks replicate
 are one for each sequence, added in the order of all sequences; those of the shared expert, which
-are sums of a rank's own tokens, in the order of ranks. So without a shared expert one rank and two
-must have the same bits. On a GPU the Hopper kernels run both directions, which is counted.
+are sums of a rank's own tokens, in the order of ranks. So without a shared expert one rank and
+several must have the same bits. On a GPU the Hopper kernels run both directions, which is counted.
 
 Exit code 0: the same bits, and losses that fall. 1: not so. 2: usage. 3: no device for the kernels.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import sys
 import tempfile
 import time
@@ -32,10 +34,11 @@ import click
 import torch
 import torch.distributed as dist
 from one_gpu import device_or_exit  # all four beside this file
-from side_by_side import run_side_by_side
+from side_by_side import PATIENCE, grown, run_side_by_side
 from torch import Tensor
 from training_model import (
     B,
+    E,
     Model,
     losses_and_gradients,
     make_model,
@@ -49,21 +52,39 @@ from mok.hopper import passes
 from mok.hopper.support import BACKWARD_VARIABLE
 from mok.variables import variables_set
 
-VARIABLES = {
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    BACKWARD_VARIABLE: "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-}
+VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", BACKWARD_VARIABLE: "1"}
+UNLESS_GIVEN = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+"""As in ci/gpu.sh, which says why."""
 TIMES = 2
 AT_ONCE = {"cuda": 4, "cpu": 1}
 """Settings of one rank at a time: of a GPU as many as there are, which leaves it cores enough."""
 
 
+def variables() -> dict[str, str]:
+    """What a training sets: of UNLESS_GIVEN only what the environment lacks."""
+    more = {name: value for name, value in UNLESS_GIVEN.items() if name not in os.environ}
+    return {**VARIABLES, **more}
+
+
 def shares(ranks: int) -> list[int]:
-    """Sequences of each rank: of several the first has fewer."""
+    """Sequences of each rank, at least one: of several the first has fewer, where that leaves it
+    one; of as many as there are sequences each has one."""
     even = B // ranks
-    return [B] if ranks == 1 else [even - 1, *([even] * (ranks - 2)), B - even * (ranks - 1) + 1]
+    if ranks == 1:
+        return [B]
+    fewer = 1 if even > 1 else 0
+    return [even - fewer, *([even] * (ranks - 2)), B - even * (ranks - 1) + fewer]
+
+
+def _allowed(_context: click.Context, _parameter: click.Parameter, value: int) -> int:
+    """Ranks that get a sequence each and equal numbers of experts."""
+    allowed = [ranks for ranks in range(1, B + 1) if E % ranks == 0]
+    if value not in allowed:
+        raise click.BadParameter(
+            f"{value} ranks for {B} sequences and {E} experts; allowed are "
+            f"{', '.join(map(str, allowed))}"
+        )
+    return value
 
 
 def train(
@@ -224,7 +245,8 @@ def _several(ranks: int, steps: int, where: str) -> list[dict[str, Any]]:
     """Rows of ranks that are processes of their own; RuntimeError when one fails."""
     with tempfile.TemporaryDirectory() as folder:
         command = _command(ranks, steps, where, folder)
-        run_side_by_side([[*command, "--as-rank", str(rank)] for rank in range(ranks)], ranks)
+        commands = [[*command, "--as-rank", str(rank)] for rank in range(ranks)]
+        run_side_by_side(commands, ranks, grown(PATIENCE, ranks))
         told = [json.loads(_file(Path(folder), "rank", rank)) for rank in range(ranks)]
     for rows in zip(*told, strict=True):
         bits = {(row["losses"], row["weights"], row["equal"]) for row in rows}
@@ -248,7 +270,7 @@ def _write(folder: Path, kind: str, number: int, rows: list[dict[str, Any]]) -> 
 
 @click.command()
 @click.option("--json", "path", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--ranks", type=click.IntRange(1, B // 2), default=1, show_default=True)
+@click.option("--ranks", type=int, callback=_allowed, default=1, show_default=True)
 @click.option("--steps", type=click.IntRange(1), default=STEPS, show_default=True)
 @click.option("--device", "where", type=click.Choice(["cuda", "cpu"]), default="cuda")
 @click.option(
@@ -273,7 +295,7 @@ def main(
     folder: Path | None,
 ) -> None:
     """Train in every setting, twice each, and compare losses and weights bit for bit."""
-    click.get_current_context().with_resource(variables_set(VARIABLES))  # before CUDA is
+    click.get_current_context().with_resource(variables_set(variables()))  # before CUDA is
     torch.use_deterministic_algorithms(True, warn_only=True)
     if as_rank is not None and folder is not None:
         _write(folder, "rank", as_rank, _as_rank(as_rank, ranks, folder / "store", steps, where))

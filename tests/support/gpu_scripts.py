@@ -16,8 +16,8 @@ READERS = (
     *("table_grids", "verdict_tables", "speed_tables", "forward_tables", "tables"),
 )
 NAMES = (
-    *(*READERS, "options", "steps", "commands", "parts", "one_gpu"),
-    *("side_by_side", "training_model", "training_rows", "training", "recording"),
+    *(*READERS, "options", "steps", "side_by_side", "pytests", "commands", "parts", "one_gpu"),
+    *("training_model", "training_rows", "training", "recording"),
 )
 
 Json = dict[str, Any]
