@@ -75,8 +75,8 @@ def _always() -> bool:
 def listened(listener: Listener, wants: Callable[[], bool] = _always) -> Iterator[None]:
     """Calls `listener` for every tensor of every stage of every layer in this process, in order.
 
-    On the thread that runs the pass, which for a backward is autograd's. wants: asked at each pass
-    whether it listens to it; if nobody does, nothing is computed for it.
+    On the thread that runs the pass, which for a backward is autograd's. wants: whether it listens
+    now, asked when a pass begins (if nobody does, nothing is computed for it), and at each tensor.
     """
     one = (listener, wants)
     _listeners.append(one)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 def variables_set(values: Mapping[str, str]) -> Iterator[None]:
     """These are set inside; afterwards each is what it was, absent too. One thread at a time."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
     try:
+        os.environ.update(values)
         yield
     finally:
         for name, value in before.items():

@@ -65,16 +65,16 @@ class Known:
     rng: int = 0  # differing generators
     events: int = 0  # that differ in the steps before
 
-    def border(self, program: Program, marks: Sequence[Mark]) -> None:
-        """Takes note of the state that a step recorded, and counts what differs in it."""
+    def border(self, program: Program, marks: Sequence[Mark], *, hidden: bool = False) -> None:
+        """Takes note of the state that a step recorded, and counts what differs in it. hidden:
+        whether the step was left out but for that, and steps before it."""
         self.events += sum(map(bool, marks))
         gradients = frozenset(
             one.name
             for one, mark in zip(program.definitions, marks, strict=True)
             if mark and one.kind == "grad"
         )
-        bare = all(one.kind in (*STATE, "grad") for one in program.definitions)
-        self.left = gradients if bare else self.left & gradients
+        self.left = gradients if hidden else self.left & gradients
         for one, mark in zip(program.definitions, marks, strict=True):
             if one.kind not in STATE or mark is None:
                 continue

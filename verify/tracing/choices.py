@@ -1,15 +1,12 @@
 """Which steps of a run are recorded in full: all of them, or those that somebody chose.
 
-Of the others nothing is recorded but the state behind the last one before a chosen step, so that a
-chosen step begins with state that is known, and the state at the end of the recording, since nobody
-knows before which step is the last. What a step in between has changed is seen in that state; which
-of its events did it is not. No torch here.
+Of the others nothing is recorded but the state, with gradients that are there, behind the last one
+before a chosen step, so that a chosen step begins with state that is known; and the state at the
+end of the recording, since nobody knows before which step is the last. What a step in between has
+changed is seen in that state; which of its events did it is not. No torch here.
 """
 
 from __future__ import annotations
-
-import sys
-from collections.abc import Iterable
 
 from verify.errors import UnsupportedError
 from verify.tracing.definitions import START
@@ -19,7 +16,7 @@ Choice = range | None
 STATE = ("parameter", "buffer", "optimizer", "rng")
 """Kinds of what a border records; that of a step that was not chosen records gradients that are
 there, too, since a chosen step may add to them."""
-_MOST = 2**63  # numbers of steps are below
+_MOST = 2**63 - 1  # a number of a step is at most that, and a choice without an end ends there
 
 
 def chosen(every: int, steps: Choice) -> Choice:
@@ -30,7 +27,7 @@ def chosen(every: int, steps: Choice) -> Choice:
             "and so on are recorded in full"
         )
     if steps is None:
-        return None if every == 1 else range(0, sys.maxsize, every)
+        return None if every == 1 else range(0, _MOST, every)
     if every != 1:
         raise UnsupportedError(
             f"every={every} and steps={steps} are two choices of the same; give one of them, such "
@@ -60,7 +57,7 @@ def in_words(choice: Choice) -> str:
     if choice is None:
         return "every step"
     by = f"each {_ordinal(choice.step)}" if choice.step > 1 else ""
-    if choice.stop >= sys.maxsize:
+    if choice.stop >= _MOST:
         if not by:
             return f"every step from {choice.start} on"
         begins = f" from {choice.start} on" if choice.start else ""
@@ -87,17 +84,14 @@ class Gaps:
         full = all(in_full(one, number) for one in self._choices)
         return range(first, number if full else number + 1)
 
-    def crossed(self, number: int) -> bool:
+    def follows(self, number: int) -> bool:
         """Whether the step before was not recorded in full on all sides."""
         return not all(in_full(one, number - 1) for one in self._choices)
 
-
-def counted(choices: Iterable[Choice], last: int) -> int:
-    """How many of the steps 0 to `last` all of these choices have in full."""
-    kept = [one for one in choices if one is not None]
-    first = max(kept, key=lambda one: one.step, default=range(last + 1))
-    numbers = first[: max(0, last + 1 - first.start + first.step - 1) // first.step]
-    return sum(all(number in one for one in kept) for number in numbers)
+    def saw_alone(self, number: int) -> str:
+        """The side, "a" or "b", that alone has the step before in full; "" if there is none."""
+        full = [in_full(one, number - 1) for one in self._choices]
+        return "" if len(set(full)) < 2 else "ab"[full.index(True)]
 
 
 def _ordinal(number: int) -> str:

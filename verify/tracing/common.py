@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from verify.tracing.choices import STATE, Choice, counted, has_border, in_full, in_words
+from verify.tracing.choices import STATE, Choice, has_border, in_full, in_words
 from verify.tracing.definitions import LANES_BYTES, START, Program, Recording, Step
 
 Run = Mapping[int, Recording]
@@ -26,20 +26,24 @@ def common(a: Recording, b: Recording) -> tuple[Recording, Recording]:
     return _reduced(a, b), _reduced(b, a)
 
 
-def left_out(a: Run, b: Run) -> Iterator[str]:
-    """Notes on what the runs left out by choice."""
+def left_out(a: Run, b: Run, full: int) -> Iterator[str]:
+    """Notes on what the runs left out by choice. full: how many steps were compared in full."""
     choices = [_choice(run) for run in (a, b)]
     if choices == [None, None]:
         return
-    ends = [one.steps[-1].number for run in (a, b) for one in run.values() if one.steps]
-    last = max(ends, default=START)
     said = in_words(choices[0])
     if choices[0] != choices[1]:
         said = f"{said} in A, {in_words(choices[1])} in B"
+    steps = "1 step was" if full == 1 else f"{full:,} steps were"
     yield (
-        f"recorded by choice: {said}; {counted(choices, last)} of {last + 1} steps were compared "
-        "in full, the others by the state behind them, where it was recorded"
+        f"recorded by choice: {said}; {steps} compared in full, the others by the state behind "
+        "them, where it was recorded"
     )
+
+
+def by_choice(run: Run) -> bool:
+    """Whether steps were left out of a run."""
+    return any(one.header.steps is not None for one in run.values())
 
 
 def choices_differ(run: Run) -> bool:
@@ -59,7 +63,7 @@ def _reduced_run(run: Run, other: Run) -> Run:
 
 def _reduced(one: Recording, other: Recording) -> Recording:
     choices = one.header.steps, other.header.steps
-    if choices == (None, None):
+    if choices[0] == choices[1]:  # nothing is left out that the other has
         return one
     others = {step.number: step for step in other.steps}
     end = other.steps[-1].number if other.steps else START

@@ -16,7 +16,8 @@ from typing import Any
 
 from verify.digests import SCHEME, Digest
 
-VERSION = 1
+VERSION, WITH_CHOICE = 1, 2
+"""Of files of all steps, and of chosen ones: a reader without choices would miss the others."""
 LANES_BYTES = 32  # of an entry: four 64-bit numbers, little-endian
 START = -1  # the number of the step that holds the state before the first one
 LEVELS = ("module", "op")
@@ -158,8 +159,12 @@ class Header:
     created: str
     environment: Mapping[str, Any]
     scheme: str = SCHEME
-    version: int = VERSION
     steps: range | None = None
+
+    @property
+    def version(self) -> int:
+        """Of the file."""
+        return VERSION if self.steps is None else WITH_CHOICE
 
 
 @dataclass(frozen=True)

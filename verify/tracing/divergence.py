@@ -20,7 +20,7 @@ from verify.errors import InputFileError
 from verify.reasons import Verdict
 from verify.rendering.escaping import clipped
 from verify.tracing.alignment import align
-from verify.tracing.common import choices_differ, common_runs, left_out
+from verify.tracing.common import by_choice, choices_differ, common_runs, left_out
 from verify.tracing.definitions import START, Key, Recording
 from verify.tracing.files import read_folder
 from verify.tracing.findings import SHOWN, Culprit, Left, TraceDiff, label
@@ -47,17 +47,23 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
         return _told(
             a, b, steps, (worlds[0], worlds[1]), [], [], [f"digests differ in kind: {told}"], []
         )
-    notes = list(left_out(*runs))
-    reasons, more = _about(runs, steps)
-    notes += more
-    runs = common_runs(*runs)
+    reasons, notes = _about(runs, steps)
+    whole, runs = runs, common_runs(*runs)
     reasons += _lone_steps(runs, steps)
     outcomes: list[Outcome] = []
     left: list[Left] = []
     if worlds[0] == worlds[1]:
         pairs, missing = _ranks(a, b, runs)
         reasons += missing
-        outcomes = [compare_rank(rank, one, other, steps, {}) for rank, one, other in pairs]
+        files = {
+            id(cut): one
+            for run, cuts in zip(whole, runs, strict=True)
+            for cut, one in ((cuts[rank], run[rank]) for rank in run)
+        }
+        outcomes = [
+            compare_rank(rank, one, other, steps, {}, (files[id(one)], files[id(other)]))
+            for rank, one, other in pairs
+        ]
         elsewhere = {key for one in outcomes for key in one.elsewhere}
         if elsewhere:
             reasons += _mixed(runs)
@@ -69,6 +75,10 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
     if len({one.header.level for run in runs for one in run.values()}) > 1:
         left += _ops(outcomes)
     left += [*_still(outcomes, runs), *_cut(outcomes), *_by_choice(outcomes)]
+    full = max((one.steps for one in outcomes), default=0)
+    notes = [*left_out(*runs, full), *notes]
+    if not full and any(map(by_choice, runs)):
+        reasons.append("no step was compared in full: both runs have none that was recorded so")
     return _told(a, b, steps, (worlds[0], worlds[1]), outcomes, left, reasons, notes)
 
 
@@ -183,7 +193,8 @@ def _still(outcomes: list[Outcome], runs: tuple[Run, Run]) -> Iterator[Left]:
     if keys:
         events = sum(count for one in outcomes for count in one.still.values())
         reason = "they differ, but no step of either run drew from them"
-        if not all(one.finished for run in runs for one in run.values()):
+        unfinished = not all(one.finished for run in runs for one in run.values())
+        if unfinished or any(map(by_choice, runs)):
             reason += ", as far as was recorded"
         yield Left(reason, False, events, tuple(label(*key) for key in keys[:3]))
 

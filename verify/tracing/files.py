@@ -4,7 +4,9 @@ A file is the magic and then frames that are only ever appended, so a run that i
 file that can be read up to its last whole frame. A frame is its payload's length (uint32), its kind
 (one byte), the payload, and the CRC-32 of kind and payload; numbers are little-endian.
 
-    H  JSON  what the recording says of itself; the first frame
+    H  JSON  what the recording says of itself; the first frame. steps: [from, up to but not
+             including, by], the steps that were recorded in full, with version 2; null, or
+             absent, with version 1: all
     D  JSON  a list of definitions, each before its first use
     P  JSON  a program: its id and the ids of its definitions in the order of execution
     S        a step: uint32 program, int64 number, uint8 flags (1: ended by an exception, 2: the

@@ -18,6 +18,7 @@ from verify.tracing.definitions import (
     KINDS,
     LEVELS,
     VERSION,
+    WITH_CHOICE,
     Definition,
     Header,
     Whole,
@@ -96,8 +97,11 @@ def header_of(payload: bytes) -> Header:
     """A header of a version that is known."""
     fields = parsed(payload, dict)
     version = fields.get("version")
-    if version != VERSION:
-        raise BrokenFrame(f"it is of version {version!r}, and this verify reads version {VERSION}")
+    if version not in (VERSION, WITH_CHOICE):
+        raise BrokenFrame(
+            f"it is of version {version!r}, and this verify reads versions {VERSION} and "
+            f"{WITH_CHOICE}"
+        )
     level = _field(fields, "level", str)
     if level not in LEVELS:
         raise BrokenFrame(f"its level is {level!r}, which is none of {', '.join(LEVELS)}")

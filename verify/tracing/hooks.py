@@ -241,15 +241,15 @@ class ModuleHooks:
         name = self._name(module)
         if name is None:
             return
-        if not self._taker.wants():
-            self._taker.pass_over(lambda: tensors_in(output))
-            return
         begun = self._begun()
         call = None
         if any(one.module is module for one in begun):  # a hook before ours may have failed
             while begun[-1].module is not module:  # Ctrl-C leaves some
                 begun.pop()
             call = begun.pop()
+        if not self._taker.wants():
+            self._taker.pass_over(lambda: tensors_in(output))
+            return
         kind = type(module).__name__
         found = list(tensors_in(output))
         self._taker.take(name, "output", kind, found)

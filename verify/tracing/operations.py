@@ -28,7 +28,8 @@ _OPAQUE = {  # operations with outputs for their backward alone, from this one o
     "flash_attention_forward": 2,
     "efficient_attention_forward": 2,
 }
-_UNWRITTEN = ("empty", "new_empty", "resize", "set_")  # prefixes of operations that write nothing
+_UNWRITTEN = ("empty", "new_empty", "resize")  # prefixes of operations that leave memory as it was
+_PUTS_MEMORY = "aten::set_"  # under a tensor: often such as nothing was written to yet
 
 
 class OperationTaker(Protocol):
@@ -54,16 +55,15 @@ class OperationMode(TorchDispatchMode):
         output = func(*args, **given)
         takes, changed, opaque = _facts(func)
         if (takes or changed) and not self._taker.wants():
-            given_too = [args[at] for at, _ in changed if at < len(args)]
-            self._taker.pass_over(lambda: tensors_in((output if takes else None, given_too)))
+            values = [_argument(one, args, given) for one in changed]
+            self._taker.pass_over(lambda: tensors_in((output if takes else None, values)))
         elif takes or changed:
             name = f"{self._place()}/{func}"
             if takes:
                 told = output if opaque is None else output[:opaque]
                 self._taker.take(name, "output", "", tensors_in(told))
-            for position, argument in changed:
-                value = args[position] if position < len(args) else given.get(argument)
-                found = tensors_in(value, f"changed.{argument}")
+            for one in changed:
+                found = tensors_in(_argument(one, args, given), f"changed.{one[1]}")
                 self._taker.take(name, "output", "", found)
         return output
 
@@ -72,6 +72,12 @@ class OperationMode(TorchDispatchMode):
         if node is not None and torch._C._current_graph_task_id() >= 0:
             return f"(backward {node.name()})"
         return self._taker.running_module()
+
+
+def _argument(one: tuple[int, str], args: tuple[Any, ...], given: Any) -> Any:
+    """An argument by its position, or by its name where it was given so."""
+    position, name = one
+    return args[position] if position < len(args) else given.get(name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -85,7 +91,7 @@ def _facts(func: Any) -> tuple[bool, tuple[tuple[int, str], ...], int | None]:
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     name = schema.name.partition("::")[2].lstrip("_")
-    if name.startswith(_UNWRITTEN):
+    if name.startswith(_UNWRITTEN) or schema.name == _PUTS_MEMORY:
         return False, (), None
     fresh = all(one.alias_info is None for one in schema.returns)
     tensors = any("Tensor" in str(one.type) for one in schema.returns)  # no marks of a profiler

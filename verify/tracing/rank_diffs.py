@@ -68,12 +68,19 @@ def paired(a: Program, b: Program) -> Paired:
 
 
 def compare_rank(
-    rank: int | None, a: Recording, b: Recording, steps: Range, conflicts: Conflicts
+    rank: int | None,
+    a: Recording,
+    b: Recording,
+    steps: Range,
+    conflicts: Conflicts,
+    whole: tuple[Recording, Recording] | None = None,
 ) -> Outcome:
     """Compares the steps that both have. conflicts: (step, place in A) of entries that cannot be
-    equal, and how they differ; see `shards`."""
+    equal, and how they differ; see `shards`. whole: both as they were recorded, where these are
+    what they have in common: whether a generator was drawn from, a step may tell that one lacks."""
     outcome, known = Outcome(rank), Known()
-    generators, gaps = (Generators(a), Generators(b)), Gaps(a.header.steps, b.header.steps)
+    one, two = whole or (a, b)
+    generators, gaps = (Generators(one), Generators(two)), Gaps(a.header.steps, b.header.steps)
     cache: dict[tuple[int, int], Paired] = {}
     others = {step.number: step for step in b.steps}
     left: set[str] = set()
@@ -102,7 +109,7 @@ def compare_rank(
                     key_of = step.program.keys[at]
                     outcome.still[key_of] = outcome.still.get(key_of, 0) + 1
         if within(step.number, steps):
-            _count(outcome, pair, step, other, gaps.crossed(step.number))
+            _count(outcome, pair, step, other, gaps.saw_alone(step.number))
             outcome.steps += step.number != START and step.number not in hidden
             if marks and any(marks):
                 either = {place: moved[0][place] or moved[1].get(place, True) for place in moved[0]}
@@ -110,10 +117,9 @@ def compare_rank(
                 may = (step.failed or other.failed) and bool(left - {"numpy", "python"})
                 drawn = may or known.drawn(either)
                 found = origins(step.number, pair.a, pair.calls, marks, known, drawn, bool(hidden))
-                after = gaps.crossed(step.number)
-                _tell(outcome, pair, step, other, marks, found, hidden, after)
+                _tell(outcome, pair, step, other, marks, found, hidden, gaps)
         if marks is not None:
-            known.border(step.program, marks)
+            known.border(step.program, marks, hidden=bool(hidden))
     return outcome
 
 
@@ -172,9 +178,9 @@ def of_two_steps(key: Key) -> bool:
     return key[1] in ("grad_output", "grad_input") or (key[1] == "probe" and gradient)
 
 
-def _count(outcome: Outcome, pair: Paired, step: Step, other: Step, crossed: bool) -> None:
-    """Everything about a step that names alone decide. crossed: whether the step before was not
-    recorded in full on both sides."""
+def _count(outcome: Outcome, pair: Paired, step: Step, other: Step, excused: str) -> None:
+    """Everything about a step that names alone decide. excused: the side, "a" or "b", that alone
+    has the step before in full, and with it forwards that the other one did not see; or ""."""
     outcome.compared += pair.real
     outcome.moved += len(pair.alignment.moved)
     if pair.plain:
@@ -189,7 +195,7 @@ def _count(outcome: Outcome, pair: Paired, step: Step, other: Step, crossed: boo
             key = program.keys[place]
             if cut and place > last:  # the other run never came there
                 outcome.cut[key] = outcome.cut.get(key, 0) + 1
-            elif crossed and of_two_steps(key):
+            elif side in excused and of_two_steps(key):
                 outcome.crossing[key] = outcome.crossing.get(key, 0) + 1
             else:
                 _note(outcome.unmatched, (side, *key), step.number)
@@ -210,7 +216,7 @@ def _tell(
     marks: list[Mark],
     found: list[Origin],
     hidden: range,
-    after_hidden: bool,
+    gaps: Gaps,
 ) -> None:
     """The origins of a step that differs, and what inherits."""
     partners = dict(pair.alignment.pairs)
@@ -242,7 +248,7 @@ def _tell(
                         pair.a,
                         marks,
                         {index: one.module for index, one in definitions.items()},
-                        after_hidden,
+                        gaps.follows(step.number),
                     ),
                     *late,
                 ),

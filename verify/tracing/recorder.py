@@ -103,8 +103,22 @@ class Recorder:
     def pass_over(self, found: Callable[[], Iterable[Found]]) -> None:
         """Takes note of tensors that are not taken by choice: with the first of them that would
         have been, their step has begun."""
-        if self.listening and not self._begun and not self.wants():
-            self._begun = any(has_digest(t) for _, t in found())
+        if not self.listening or self._begun or self.wants():
+            return
+        if any(has_digest(t) for _, t in found()):
+            self._begun = True
+
+    @property
+    def left_out(self) -> bool:
+        """Whether there are steps that are not taken."""
+        return self._choice is not None
+
+    def _hears(self) -> bool:
+        """Whether a pass of mok's layer tells its stages; its step has begun all the same."""
+        if self.wants():
+            return True
+        self._begun |= self.listening
+        return False
 
     @property
     def number(self) -> int:
@@ -133,7 +147,7 @@ class Recorder:
         self.hooks.attach()
         self._undo.callback(self.hooks.detach)
         self._undo.enter_context(self._graphs.attached())
-        self._undo.enter_context(listened(LayerStages(self), self.wants))
+        self._undo.enter_context(listened(LayerStages(self), self._hears))
         self._undo.callback(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after_step).remove)
         if self._level == "op":
@@ -301,13 +315,13 @@ class Recorder:
         stepped in them, and with the gradients that they left. late: at the end, and not behind the
         step."""
         bare = not self._full
-        if self._number > START and not self._stepped and not bare:
+        if self._number > START and not self._stepped:
             self._take("", self._state.gradients(None))
         self._moved |= dict.fromkeys(self._stepped)
-        self._owes = not (last or has_border(self._choice, self._number))
-        if not self._owes:
+        self._owes = True
+        if last or has_border(self._choice, self._number):
             stepped = list(self._moved) if bare else list(dict.fromkeys(self._stepped))
-            optimizers, self._moved = self._optimizers or stepped, {}
+            optimizers = self._optimizers or stepped
             if bare:
                 self._take("", self._state.gradients(None), state=True)
             if self._keeper is not None:
@@ -316,6 +330,7 @@ class Recorder:
             for optimizer in optimizers:
                 self._take("", self._state.optimizer(optimizer), state=True)
             self._take("", random_state(), state=True)
+            self._owes, self._moved = False, {}
         self._close_step(late=late)
 
     def _close_step(self, *, failed: bool = False, late: bool = False) -> None:

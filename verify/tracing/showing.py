@@ -80,6 +80,8 @@ def text(run: Run) -> str:
     counted = ", ".join(f"{kinds[kind]:,} {kind}" for kind in KINDS if kinds[kind])
     state = "whole" if whole(run) else "incomplete"
     have = f"{len(run)} of {number(shown['world'], 'rank')}"
+    cut = sum(not one["finished"] for one in shown["ranks"])
+    have += f", {cut} of which did not come to the end" * bool(cut)
     return "\n".join(
         [*(line.rstrip() for line in table.splitlines()), f"events: {counted}", f"{state}: {have}"]
     )

@@ -27,6 +27,10 @@ class Taker(Protocol):
     def running_module(self) -> str:
         """The module whose forward is running."""
 
+    @property
+    def left_out(self) -> bool:
+        """Whether there are steps that are not taken."""
+
 
 class LayerStages:
     """A listener of mok.stages that takes what it is told."""
@@ -42,6 +46,8 @@ class LayerStages:
         path = told.part
         if told.backward:
             module = self._module_of(told)
+            if module is None:
+                return
             path = f"{path}.grad" if path else "grad"
         else:
             module = self._recorder.running_module()
@@ -59,13 +65,17 @@ class LayerStages:
         for known in (self._calls, self._nodes, self._inputs):
             _forget_oldest(known)
 
-    def _module_of(self, told: Told) -> str:
+    def _module_of(self, told: Told) -> str | None:
         """The module of a backward. A node alone will do where its input was moved to another
-        address until then, and an input alone where autograd has no part in it."""
+        address until then, and an input alone where autograd has no part in it. None where steps
+        are left out and the forward was in one of them: another may have had its input's address.
+        """
         found = None
         if told.node >= 0:
             found = next((self._calls[key] for key in _keys(told) if key in self._calls), None)
             found = found or self._nodes.get(told.node)
+            if found is None and self._recorder.left_out:
+                return None
         return found or self._inputs.get(told.owner) or self._recorder.running_module()
 
 

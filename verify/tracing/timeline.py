@@ -141,7 +141,7 @@ class _Near:
             self.events = events_of(step, causes, self.shown)
         early = at is not None and step.number < at
         if early and step.pair is not None and (step.differing or not self.known.clean):
-            self.known.border(step.pair.a, step.marks)
+            self.known.border(step.pair.a, step.marks, hidden=step.hidden)
         if inside:
             for lane, states in self._lane_states(step, causes).items():
                 self.states.setdefault(lane, {})[step.number] = min(states, key=_IN_STEP.index)

@@ -23,11 +23,13 @@ Conflicts = Mapping[tuple[int, int], str]
 @dataclass(frozen=True)
 class Side:
     """What one run has of a rank. conflicts: (step, place) of entries that cannot be equal, and how
-    they differ, as `shards` says. left: keys of which no sum could be formed."""
+    they differ, as `shards` says. left: keys of which no sum could be formed. whole: all that was
+    recorded, where `recording` is what both runs have in common."""
 
     recording: Recording | None
     conflicts: Conflicts = field(default_factory=dict)
     left: frozenset[Key] = frozenset()
+    whole: Recording | None = None
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,12 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
         {} if side.recording is None else {one.number: one for one in side.recording.steps}
         for side in (a, b)
     ]
-    generators = tuple(Generators(side.recording) for side in (a, b) if side.recording is not None)
+    files = [side.whole or side.recording for side in (a, b)]
+    generators = tuple(Generators(one) for one in files if one is not None)
     gaps = Gaps(*(side.recording.header.steps for side in (a, b) if side.recording is not None))
     levels = {side.recording.header.level for side in (a, b) if side.recording is not None}
     ignored = partial(_ignored, left=a.left | b.left, ops=len(levels) > 1)
-    cache: dict[tuple[int, int, bool], tuple[Paired, frozenset[int], frozenset[int]]] = {}
+    cache: dict[tuple[int, int, str], tuple[Paired, frozenset[int], frozenset[int]]] = {}
     for number in sorted(sides[0].keys() | sides[1].keys()):
         if end is not None and number >= end:
             return
@@ -71,8 +74,8 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
         if step is None or other is None:
             yield Compared(number, step, other)
             continue
-        crossed = gaps.crossed(number)
-        key = (id(step.program), id(other.program), crossed)
+        excused = gaps.saw_alone(number)
+        key = (id(step.program), id(other.program), excused)
         if key not in cache:
             pair = paired(step.program, other.program)
             only = pair.alignment.only_a, pair.alignment.only_b
@@ -81,9 +84,9 @@ def walk(a: Side, b: Side, end: int | None) -> Iterator[Compared]:
                     place
                     for place in places
                     if not ignored(program.keys[place])
-                    and not (crossed and of_two_steps(program.keys[place]))
+                    and not (side == excused and of_two_steps(program.keys[place]))
                 )
-                for program, places in zip((pair.a, pair.b), only, strict=True)
+                for side, program, places in zip("ab", (pair.a, pair.b), only, strict=True)
             ]
             cache[key] = (pair, lone[0], lone[1])
         pair, only_a, only_b = cache[key]

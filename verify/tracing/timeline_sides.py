@@ -29,29 +29,32 @@ def read_pairs(a: Path, b: Path, found: TraceDiff) -> Iterator[Pair]:
     elsewhere: set[Key] = set()
     sums = any(one.rank is None for one in found.ranks)
     for rank, one, other in _ranks(a, b, found):
-        if sums and one is not None and other is not None:
-            elsewhere |= _elsewhere(one, other, found)
-        yield rank, Side(one), Side(other)
+        if sums and one.recording is not None and other.recording is not None:
+            elsewhere |= _elsewhere(one.recording, other.recording, found)
+        yield rank, one, other
     if sums:
         yield _sums(a, b, found, elsewhere)
 
 
-def _ranks(
-    a: Path, b: Path, found: TraceDiff
-) -> Iterator[tuple[int, Recording | None, Recording | None]]:
+def _ranks(a: Path, b: Path, found: TraceDiff) -> Iterator[tuple[int, Side, Side]]:
     if a.is_file() and b.is_file():
-        both = common(read_recording(a), read_recording(b))
-        yield both[0].header.rank, *both
+        one, other = read_recording(a), read_recording(b)
+        yield one.header.rank, *_sides(one, other)
         return
     if a.is_file() or b.is_file():
         ranks = [read_recording(a if a.is_file() else b).header.rank]
     else:
         ranks = list(range(found.worlds[0]))
     for rank in ranks:
-        one, other = _of_rank(a, rank), _of_rank(b, rank)
-        if one is not None and other is not None:
-            one, other = common(one, other)
-        yield rank, one, other
+        yield rank, *_sides(_of_rank(a, rank), _of_rank(b, rank))
+
+
+def _sides(a: Recording | None, b: Recording | None) -> tuple[Side, Side]:
+    """What both recordings of a rank have in common, or the only one."""
+    if a is None or b is None:
+        return Side(a), Side(b)
+    one, other = common(a, b)
+    return Side(one, whole=a), Side(other, whole=b)
 
 
 def _of_rank(path: Path, rank: int) -> Recording | None:

@@ -46,7 +46,6 @@ def test_a_peer_that_is_killed_inside_a_launch_is_missed_by_name(
     count: int, tmp_path: Path
 ) -> None:
     one_is_killed(WORKER, "killed_inside", count, tmp_path, 0.5)  # the others wait in their launch
-    assert all((tmp_path / f"waited-{rank}").exists() for rank in range(count - 1))
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -51,9 +51,9 @@ def test_a_header_comes_back_with_its_steps(steps: range | None) -> None:
     kind, payload, _ = frames.split_frame(head(steps=steps and [*_bounds(steps)]), 0)
     assert kind == "H"
     assert frames.header_of(payload) == replace(HEADER, steps=steps)
-    assert frames.header_fields(replace(HEADER, steps=steps))["steps"] == (
-        None if steps is None else [*_bounds(steps)]
-    )
+    fields = frames.header_fields(replace(HEADER, steps=steps))
+    assert fields["steps"] == (None if steps is None else [*_bounds(steps)])
+    assert fields["version"] == (1 if steps is None else 2)
 
 
 def test_a_header_of_before_there_was_a_choice_is_of_all_steps() -> None:
@@ -254,7 +254,7 @@ def test_folders(tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "Git LFS"),
         (MAGIC, "at byte 8: the file is cut"),
         (MAGIC + frames.json_frame("E", {}), "its first frame is of kind 'E'"),
-        (MAGIC + frames.json_frame("H", {"version": 2}), "it is of version 2, and this verify"),
+        (MAGIC + frames.json_frame("H", {"version": 3}), "it is of version 3, and this verify"),
         (MAGIC + frames.json_frame("H", {"version": 1, "level": "all"}), "its level is 'all'"),
         (MAGIC + frames.frame("H", b'{"version": NaN}'), "not JSON"),
         (MAGIC + frames.json_frame("H", [1]), "a list, not a dict"),

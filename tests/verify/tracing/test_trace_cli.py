@@ -185,7 +185,10 @@ def test_show(runs):
     assert sum(rank["kinds"].values()) == rank["events"]
     assert "events" not in overview
     cut = invoke("trace", "show", runs / "cut")
-    assert (cut.exit_code, cut.stdout.splitlines()[-1]) == (3, "incomplete: 1 of 1 rank")
+    assert (cut.exit_code, cut.stdout.splitlines()[-1]) == (
+        3,
+        "incomplete: 1 of 1 rank, 1 of which did not come to the end",
+    )
     record_toy(runs / "half", rank=0, world=2)
     assert invoke("trace", "show", runs / "half").stdout.endswith("incomplete: 1 of 2 ranks\n")
     assert invoke("trace", "show", runs / "half" / file_name(0)).exit_code == 0
@@ -197,7 +200,10 @@ def test_a_recording_that_an_exception_ended_is_not_whole(runs):
     write_step(writer, -1, [("w", "parameter", "", "0")])
     writer.close("KeyError: 'x'")
     shown = invoke("trace", "show", runs / "raised")
-    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (3, "incomplete: 1 of 1 rank")
+    assert (shown.exit_code, shown.stdout.splitlines()[-1]) == (
+        3,
+        "incomplete: 1 of 1 rank, 1 of which did not come to the end",
+    )
     assert "KeyError" in shown.stdout
     assert invoke("trace", "show", runs / "raised" / file_name(0)).exit_code == 3
 
