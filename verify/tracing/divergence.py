@@ -78,7 +78,7 @@ def diff(a: Path, b: Path, steps: Range = (None, None)) -> TraceDiff:
     full = max((one.steps for one in outcomes), default=0)
     notes = [*left_out(*runs, full), *notes]
     if not full and any(map(by_choice, runs)):
-        reasons.append("no step was compared in full: both runs have none that was recorded so")
+        reasons.append("no step was compared in full: no chosen one is in both runs, or in --steps")
     return _told(a, b, steps, (worlds[0], worlds[1]), outcomes, left, reasons, notes)
 
 

@@ -12,7 +12,7 @@ import torch
 from chosen_runs import STEPS, Between, run, touch
 from torch import nn
 from trace_toy import record_toy
-from traced_models import stack
+from traced_models import events, stack, steps_of
 
 import verify
 from verify.reasons import Verdict
@@ -216,6 +216,9 @@ def test_a_border_has_every_optimizer_that_stepped_since(
     assert found.culprit.cause is Cause.UNRECORDED
     assert found.culprit.unrecorded == ((1, 4) if every == 5 else (1, 9))
     assert any(name.startswith("dg"[fault % 2]) for name in found.culprit.names)
+    border = next(one for one in steps_of(a) if one.number == found.culprit.place.step)
+    held = {event.definition.name for event in events(border, "optimizer")}
+    assert {"d.weight", "g.weight"} <= held
     assert diff(a, gan(tmp_path / "c", every=every)).verdict is Verdict.VERIFIED
     whole = diff(a, gan(tmp_path / "d"))
     assert (whole.differing, whole.unmatched) == (0, ())
@@ -377,8 +380,8 @@ def test_state_that_only_one_run_has_is_open(tmp_path: Path) -> None:
 def test_a_generator_that_one_run_saw_drawn_from_is_no_still_one(tmp_path: Path) -> None:
     """At the borders that both have, it is where it was."""
     for name, choice in (("a", {}), ("b", {"every": 3})):
-        model, seed = nn.Linear(4, 4), 1 if name == "a" else 2
         torch.manual_seed(0)
+        model, seed = nn.Linear(4, 4), 1 if name == "a" else 2
         random.seed(seed)
         with verify.record(tmp_path / name, model, **choice) as recording:  # type: ignore[arg-type]
             for number in range(7):
