@@ -181,7 +181,7 @@ def contenders(training: Training, folder: Path) -> dict[str, Callable[[], Any]]
 
 
 def timed_steps(name: str, steps: int) -> int:
-    """How many of a contender's are timed in a round: alone as many as the others together have."""
+    """How many of a contender's steps are timed in a round; alone as many as the longest of all."""
     return max(steps, EVERY) if name == "alone" else EVERY if name.endswith(f"-{EVERY}") else steps
 
 

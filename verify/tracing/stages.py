@@ -72,10 +72,10 @@ class LayerStages:
         """
         found = None
         if told.node >= 0:
+            if told.node not in self._nodes and self._recorder.left_out:
+                return None
             found = next((self._calls[key] for key in _keys(told) if key in self._calls), None)
             found = found or self._nodes.get(told.node)
-            if found is None and self._recorder.left_out:
-                return None
         return found or self._inputs.get(told.owner) or self._recorder.running_module()
 
 

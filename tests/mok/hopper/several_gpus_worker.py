@@ -99,7 +99,6 @@ def killed_inside(job: Job) -> None:
         job.tell("ready")
         time.sleep(120)
     gives_up(case, job, job.blamed(f"the results of rank {job.last}"), LIMITS.inside)
-    job.tell(f"waited-{job.rank}")
     job.wait("done")
     alone_again(case, job)
 

@@ -16,11 +16,13 @@ from torch.utils.checkpoint import checkpoint
 import mok.engine
 import mok.portable
 import verify
+from mok.stages import Told
 from verify.reasons import Verdict
 from verify.tracing.divergence import diff
 from verify.tracing.files import read_recording
 from verify.tracing.findings import TraceDiff
 from verify.tracing.sentences import sentence
+from verify.tracing.stages import LayerStages
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 
@@ -166,11 +168,12 @@ def test_a_fault_outside_of_the_layer_is_not_blamed_on_a_stage(
 
 @pytest.mark.parametrize("model", [Two, Beside, Moved, Evaluated, Shadowed, Checkpointed])
 @pytest.mark.parametrize("tokens", [0, 6])
+@pytest.mark.parametrize("steps", [None, range(5)])
 def test_a_gradient_is_told_of_the_layer_that_it_is_of(
-    model: type[Two], tokens: int, tmp_path: Path
+    model: type[Two], tokens: int, steps: range | None, tmp_path: Path
 ) -> None:
     made = model()
-    with verify.record(tmp_path / "run", made) as recording:
+    with verify.record(tmp_path / "run", made, steps=steps) as recording:
         for _ in range(2):
             out = made(batch(tokens).requires_grad_()).float().square().sum()
             out.backward(retain_graph=True)
@@ -197,6 +200,47 @@ def test_threads_that_share_an_input_number_their_nodes_alike(tmp_path: Path) ->
         for thread in threads:
             thread.join()
     assert sorted(layers_of_gradients(recording.path)) == ["first.moe", "second.moe"]
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_backward_names_no_layer_whose_forward_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool
+) -> None:
+    """Another layer may have had its input's address since."""
+    made, x = Two(), batch(6)
+    with verify.record(tmp_path, made, steps=range(1, 2) if chosen else None) as recording:
+        held = made.first(x)
+        recording.step()
+        with torch.no_grad():
+            made.second(x)
+        held.float().sum().backward()
+    assert layers_of_gradients(recording.path) == ([] if chosen else ["first.moe"])
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_a_node_of_several_layers_is_no_unknown_one(left_out: bool) -> None:
+    """As torch.compile makes them; then the address of the input decides, with chosen steps too."""
+    taken: list[str] = []
+
+    class Taker:
+        def __init__(self) -> None:
+            self.running, self.left_out = "first", left_out
+
+        def running_module(self) -> str:
+            return self.running
+
+        def take(self, name: str, *_: Any) -> None:
+            taken.append(name)
+
+    taker, none = Taker(), torch.empty(0)
+    stages = LayerStages(taker)
+    for taker.running, owner, node in (("first", 16, 7), ("second", 32, 7), ("third", 48, 8)):
+        stages(Told("gate", "", none, False, owner, node))
+    taker.running = "(root)"
+    for owner, node in ((32, 7), (48, 7), (64, 7), (48, 9)):
+        stages(Told("gate", "", none, True, owner, node))
+    last = [] if left_out else ["third/mok.gate"]
+    assert taken[3:] == ["second/mok.gate", "third/mok.gate", "(root)/mok.gate", *last]
 
 
 def layers_of_gradients(path: Path) -> list[str]:
