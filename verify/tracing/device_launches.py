@@ -27,6 +27,7 @@ from verify.device_kernel import Loaded
 from verify.device_parts import FIELDS
 from verify.lanes import DEFAULT_SEED, LaneSum, key_seeds
 from verify.tracing.definitions import LANES_BYTES
+from verify.tracing.host_lanes import Lanes
 
 CHUNK = 8192  # rows of lanes, 256 KiB
 PART_ROWS = 8192  # of a stream's table, 2 MB on the device and as much pinned
@@ -35,7 +36,7 @@ _SIZES_KEPT = 4096  # launches whose tiles are known by the sizes of their tenso
 _PART_BYTES = 8 * FIELDS
 
 
-def known_text(device: torch.device) -> tuple[Tensor, tuple[int, int, int, int]]:
+def known_text(device: torch.device) -> tuple[Tensor, Lanes]:
     """int16 [257] on a device, made there without a copy, and the lanes that the host gives it."""
     with torch.inference_mode(False):
         text = torch.arange(1, 258, dtype=torch.int16, device=device)
@@ -87,18 +88,15 @@ class StreamLaunches:
             launch = self._launches[grid] = self._prepared(grid)
         launch()
 
-    def agrees(self) -> bool:
-        """Whether a few bytes get the lanes that the host gives them. Waits for the device.
+    def launch_known(self, out: int) -> Lanes:
+        """Adds the lanes of a few known bytes to a zeroed row at address `out`; what they must be.
 
         Rows of lanes are zero before a launch, as are those of a tensor of zeros: a kernel that
         does not run would otherwise make all recordings equal.
         """
         sample, expected = known_text(self._device)
-        chunks: list[Tensor] = []
-        address, first = LaneRows(self._device).take(1, chunks)
-        self.launch(DenseMemory(0, [sample.data_ptr()], (sample.nbytes,)), address)
-        found = chunks[0][first].cpu().numpy().view(np.uint64)
-        return tuple(map(int, found)) == expected
+        self.launch(DenseMemory(0, [sample.data_ptr()], (sample.nbytes,)), out)
+        return expected
 
     def _bring(self, dense: DenseMemory) -> tuple[int, int]:
         """Copies the rows that tell of tensors behind those of the table."""

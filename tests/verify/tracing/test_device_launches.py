@@ -145,9 +145,18 @@ def test_lanes_find_their_places() -> None:
     assert found == np.frombuffer(bytes(lanes), "<u8").reshape(5, 4).tolist()
 
 
-def test_a_kernel_is_compared_with_the_host_before_it_is_used():
+def known(made: StreamLaunches) -> tuple[Any, Any]:
+    """What the kernel gives known bytes, and what it must give them."""
+    chunks: list[torch.Tensor] = []
+    address, row = LaneRows(CPU).take(1, chunks)
+    expected = made.launch_known(address)
+    return tuple(chunks[0].numpy().view(np.uint64)[row].tolist()), expected
+
+
+def test_a_kernel_is_given_known_bytes():
     kernel, made = launches(8)
-    assert made.agrees()
+    found, expected = known(made)
+    assert found == expected
     assert kernel.launches == 1
 
 
@@ -160,4 +169,5 @@ class Idle(NumpyKernel):
 
 def test_a_kernel_that_does_nothing_is_seen():
     made = StreamLaunches(Loaded(cast(Kernel, Idle()), blocks=3), CPU, pinned=False)
-    assert not made.agrees()
+    found, expected = known(made)
+    assert found == (0, 0, 0, 0) != expected

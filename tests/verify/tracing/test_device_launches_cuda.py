@@ -10,6 +10,7 @@ import pytest
 import torch
 from sync_debug import synchronising_raises
 
+from verify.errors import VerifyError
 from verify.hashing import digest_on_host
 from verify.tracing import device_launches
 from verify.tracing.device_launches import StreamLaunches
@@ -112,4 +113,23 @@ def test_another_default_device_does_not_matter() -> None:
         queue.launch()
         finish = queue.drain()[1]
     assert lanes(finish()) == [digest_on_host(t).lanes]
+    queue.close()
+
+
+def test_a_kernel_of_other_lanes_is_refused_when_the_step_is_fetched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def other(device: torch.device) -> tuple[torch.Tensor, tuple[int, int, int, int]]:
+        text, lanes = known_text(device)
+        return text, (lanes[0] ^ 1, *lanes[1:])
+
+    known_text = device_launches.known_text
+    monkeypatch.setattr(device_launches, "known_text", other)
+    queue = DigestQueue()
+    queue.put(torch.ones(1000, device="cuda"), None)
+    with synchronising_raises():
+        queue.launch()
+        finish = queue.drain()[1]
+    with pytest.raises(VerifyError, match="gives other lanes on cuda:0 than the host does"):
+        finish()
     queue.close()
