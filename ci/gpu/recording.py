@@ -87,7 +87,7 @@ class Layer(nn.Module):
         heads = self.attention(self.before_attention(x)).view(
             batch, length, 3, self.size.heads, hidden // self.size.heads
         )
-        q, k, v = (heads[:, :, one].transpose(1, 2) for one in range(3))
+        q, k, v = (one.transpose(1, 2) for one in heads.unbind(2))
         seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, hidden))
         rows = self.before_experts(x).view(-1, hidden)

@@ -16,21 +16,23 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from verify.device_dense import DenseMemory, pack_wholes
 from verify.device_kernel import Loaded
-from verify.device_parts import FIELDS
+from verify.device_parts import FIELDS, PartTable, parts_of
 from verify.lanes import DEFAULT_SEED, LaneSum, key_seeds
 from verify.tracing.definitions import LANES_BYTES
 from verify.tracing.host_lanes import Lanes
 
 CHUNK = 8192  # rows of lanes, 256 KiB
-PART_ROWS = 8192  # of a stream's table, 2 MB on the device and as much pinned
+PART_ROWS = 1 << 15  # of a stream's table, 8 MB on the device and as much pinned
 MOST = 4096  # tensors of a launch
 _SIZES_KEPT = 4096  # launches whose tiles are known by the sizes of their tensors
 _PART_BYTES = 8 * FIELDS
@@ -43,6 +45,10 @@ def known_text(device: torch.device) -> tuple[Tensor, Lanes]:
     total = LaneSum(DEFAULT_SEED)
     total.add(np.arange(1, 258, dtype=np.int16).view(np.uint8), 0)
     return text, total.lanes()
+
+
+Rows = tuple[int, int, int, Callable[[], None]]
+"""Of a launch: the address of its rows of the table, how many, its tiles, and what launches."""
 
 
 class StreamLaunches:
@@ -62,9 +68,10 @@ class StreamLaunches:
     ) -> None:
         self._found, self._device, self._pinned = found, device, pinned
         self._part_rows = part_rows
-        self._known: dict[tuple[int, ...], tuple[int, int]] = {}  # address of its rows, and tiles
+        self._known: dict[tuple[Any, ...], Rows] = {}
         self._used = part_rows  # of the table, which is made at the first launch
-        self._table = self._staged = torch.empty(0, device="cpu")
+        self._table = self._staged = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._words = self._staged.numpy().view(np.uint64)  # of what is staged
         self._launches: dict[int, Any] = {}
         first, second = key_seeds(DEFAULT_SEED)
         # The arguments of all launches: the driver reads them before its call returns.
@@ -75,17 +82,39 @@ class StreamLaunches:
 
     def launch(self, dense: DenseMemory, out: int) -> None:
         """Adds the lanes of tensors, at most MOST, to zeroed rows of lanes at address `out`."""
-        key = (*dense.addresses, *dense.sizes)
+        self.launch_at((*dense.addresses, *dense.sizes), out)
+
+    def launch_at(self, memory: tuple[int, ...], out: int) -> None:
+        """The same. memory: the addresses of all tensors, and then their sizes in bytes."""
+        rows = self._known.get(memory)
+        if rows is None:
+            count = len(memory) // 2
+            told = DenseMemory(0, [*memory[:count]], memory[count:])
+            rows = self._known[memory] = self._bring(told)
+        self._parts.value, self._count.value, self._tiles.value, launch = rows
+        self._out.value = out
+        launch()
+
+    def rows_of(self, tensors: Sequence[Tensor]) -> Rows | None:
+        """Rows that tell of plain tensors of any strides, one of lanes each, none of them empty;
+        for `launch_rows`, before anything else is brought. None for too many parts to be kept."""
+        key = (*map(_layout, tensors),)
         rows = self._known.get(key)
         if rows is None:
-            rows = self._known[key] = self._bring(dense)
-        address, num_tiles = rows
-        self._parts.value, self._out.value = address, out
-        self._count.value, self._tiles.value = len(dense.sizes), num_tiles
-        grid = min(self._found.blocks, num_tiles)
-        launch = self._launches.get(grid)
-        if launch is None:
-            launch = self._launches[grid] = self._prepared(grid)
+            table = PartTable()
+            for slot, t in enumerate(tensors):
+                for part in parts_of(t):
+                    table.add(part, slot)
+            if len(table) > min(MOST, self._part_rows):
+                return None
+            made, num_tiles = table.pack(self._found.tuning.geometry)
+            rows = self._known[key] = self._brought(made, num_tiles)
+        return rows
+
+    def launch_rows(self, rows: Rows, out: int) -> None:
+        """Adds the lanes that rows tell of to zeroed rows of lanes at address `out`."""
+        self._parts.value, self._count.value, self._tiles.value, launch = rows
+        self._out.value = out
         launch()
 
     def launch_known(self, out: int) -> Lanes:
@@ -98,22 +127,31 @@ class StreamLaunches:
         self.launch(DenseMemory(0, [sample.data_ptr()], (sample.nbytes,)), out)
         return expected
 
-    def _bring(self, dense: DenseMemory) -> tuple[int, int]:
+    def _bring(self, dense: DenseMemory) -> Rows:
         """Copies the rows that tell of tensors behind those of the table."""
-        count = len(dense.sizes)
+        kept, num_tiles = _packed(dense.sizes, self._found.tuning.geometry)
+        made = kept.copy()
+        made[:, 0] = np.frombuffer(array("Q", dense.addresses), np.uint64)
+        return self._brought(made, num_tiles)
+
+    def _brought(self, made: npt.NDArray[np.uint64], num_tiles: int) -> Rows:
+        count = len(made)
         if self._used + count > self._part_rows:
             self._begin_table()
-        at, tuning = self._used, self._found.tuning
-        made, num_tiles = _packed(dense.sizes, tuning.geometry)
-        staged = self._staged[at : at + count]
-        words = staged.numpy().view(np.uint64)
-        words[...] = made
-        words[:, 0] = np.frombuffer(array("Q", dense.addresses), np.uint64)
+        at = self._used
+        self._words[at : at + count] = made
         # Asynchronous, and from rows that are not written again; torch keeps the pinned memory
-        # until it is done when this table makes room for the next one.
-        self._table[at : at + count].copy_(staged, non_blocking=True)
+        # until it is done when this table makes room for the next one. A mode that sees operations
+        # sees those of the program only.
+        with torch._C._DisableTorchDispatch():
+            staged = self._staged[at : at + count]
+            self._table[at : at + count].copy_(staged, non_blocking=True)
         self._used += count
-        return self._table.data_ptr() + _PART_BYTES * at, num_tiles
+        grid = min(self._found.blocks, num_tiles)
+        launch = self._launches.get(grid)
+        if launch is None:
+            launch = self._launches[grid] = self._prepared(grid)
+        return self._table.data_ptr() + _PART_BYTES * at, count, num_tiles, launch
 
     def _begin_table(self) -> None:
         """A new table: launches that read the old one come before anything that takes its memory,
@@ -124,6 +162,7 @@ class StreamLaunches:
             self._staged = torch.empty(
                 shape, dtype=torch.int64, device="cpu", pin_memory=self._pinned
             )
+        self._words = self._staged.numpy().view(np.uint64)
         self._known.clear()
         self._used = 0
 
@@ -164,6 +203,11 @@ class LaneRows:
         at = self._used
         self._used += count
         return self._address + LANES_BYTES * at, self._first + at
+
+
+def _layout(t: Tensor) -> tuple[Any, ...]:
+    """All that the rows of a tensor depend on."""
+    return t.data_ptr(), t.dtype, t.shape, t.stride(), t.is_conj(), t.is_neg()
 
 
 @functools.lru_cache(maxsize=_SIZES_KEPT)

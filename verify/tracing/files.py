@@ -108,7 +108,6 @@ class TraceWriter:
         path: str,
         dtype: str,
         shape: tuple[int, ...],
-        *,
         module: str = "",
         whole: Whole | None = None,
     ) -> int:
@@ -116,6 +115,7 @@ class TraceWriter:
         fields = (name, kind, path, dtype, shape, module, whole)
         found = self._ids.get(fields)
         if found is None:
+            fields = (name, kind, path, dtype, tuple(shape), module, whole)  # not torch's class
             found = self._ids[fields] = len(self._ids)
             self._new.append(definition_fields(Definition(found, *fields)))
         return found

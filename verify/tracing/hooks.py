@@ -93,6 +93,7 @@ def _named(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, 
 class _Call:
     """A call that has begun. inputs: gradient edges of its inputs, with their paths."""
 
+    name: str
     module: nn.Module
     first_node: int
     inputs: dict[tuple[Node, int], list[str]]
@@ -116,13 +117,21 @@ def gradients_follow() -> bool:
     return torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None
 
 
+class _Open(threading.local):
+    """begun: the calls of this thread that have begun; backward passes run in threads of their
+    own."""
+
+    def __init__(self) -> None:
+        self.begun: list[_Call] = []
+
+
 class ModuleHooks:
     """Sees the calls of a model's modules between `attach` and `detach`."""
 
     def __init__(self, model: nn.Module, taker: Taker) -> None:
         self._taker = taker
         self._names = {id(module): (name, module) for name, module in named_modules(model)}
-        self._calls = threading.local()
+        self._calls = _Open()
         self._undo: list[Callable[[], None]] = []
         self._on_leaves: list[Callable[[], None]] = []
 
@@ -161,8 +170,8 @@ class ModuleHooks:
 
     def running(self) -> str:
         """The name of the module whose forward is running in this thread, or the root's."""
-        begun = self._begun()
-        return self._names[id(begun[-1].module)][0] if begun else ROOT
+        begun = self._calls.begun
+        return begun[-1].name if begun else ROOT
 
     def idle(self) -> bool:
         """Whether no module's forward is running in this thread."""
@@ -206,9 +215,7 @@ class ModuleHooks:
         return found[0]
 
     def _begun(self) -> list[_Call]:
-        """The calls of this thread that have begun: backward passes run in threads of their own."""
-        found: list[_Call] = self._calls.__dict__.setdefault("begun", [])
-        return found
+        return self._calls.begun
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call begins: its inputs."""
@@ -233,7 +240,7 @@ class ModuleHooks:
                         continue
                     for edge, at in edges:
                         inputs.setdefault(edge, []).append(at)
-        self._begun().append(_Call(module, first, inputs))
+        self._begun().append(_Call(name, module, first, inputs))
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A call ends: its outputs, and hooks for the gradients. output: None after an exception,
@@ -243,7 +250,9 @@ class ModuleHooks:
             return
         begun = self._begun()
         call = None
-        if any(one.module is module for one in begun):  # a hook before ours may have failed
+        if begun and begun[-1].module is module:
+            call = begun.pop()
+        elif any(one.module is module for one in begun):  # a hook before ours may have failed
             while begun[-1].module is not module:  # Ctrl-C leaves some
                 begun.pop()
             call = begun.pop()

@@ -14,7 +14,6 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -107,7 +106,7 @@ class Keeper:
                     for one in state.optimizer(optimizer):
                         yield probed(one)
             for one in random_state():
-                yield replace(one, path=BEFORE)
+                yield one._replace(path=BEFORE)
         yield from held
 
     def stop(self, number: int) -> None:
@@ -196,7 +195,7 @@ def probed(one: Held) -> Held:
     """A value of the state as the probe by which a step begins with it; `found_state` of
     `verify.replaying.borders` reads it back."""
     path = f"{one.path} {BEFORE}".strip()
-    return replace(one, name=f"{one.kind} {one.name}", kind="probe", path=path)
+    return one._replace(name=f"{one.kind} {one.name}", kind="probe", path=path)
 
 
 def kept_tensors(folder: Path, rank: int, step: int) -> tuple[Kept, dict[Key, str]]:

@@ -7,6 +7,7 @@ error while a step is taken or written leaves a file that can be read up to the 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -35,7 +36,7 @@ from verify.tracing.hooks import ModuleHooks
 from verify.tracing.keeping import Keeper
 from verify.tracing.queues import DigestQueue
 from verify.tracing.stages import LayerStages
-from verify.tracing.states import Held, ModelState, random_state, rank_and_world
+from verify.tracing.states import Held, Item, ModelState, random_state, rank_and_world
 from verify.tracing.tensors import Found, has_digest, located
 
 _ENVIRONMENT = (
@@ -43,6 +44,12 @@ _ENVIRONMENT = (
     *("num_threads", "flags", "variables", "cuda", "source"),
 )
 _REPEATED = ("input", "output", "grad_output", "grad_input", "probe")  # state comes once a step
+
+
+class _Busy(threading.local):
+    """busy: whether this thread does the recording's own work."""
+
+    busy = False
 
 
 class Recorder:
@@ -75,7 +82,7 @@ class Recorder:
         self._optimizers, self._level, self._choice = optimizers, level, choice
         self._state, self._queue = ModelState(model), DigestQueue()
         self.hooks = ModuleHooks(model, self)
-        self._lock, self._busy = threading.RLock(), threading.local()
+        self._lock, self._busy = threading.RLock(), _Busy()
         self._graphs = GraphWatch(self, model, level)
         self._undo = ExitStack()
         self._entries: list[int] = []
@@ -93,12 +100,13 @@ class Recorder:
     @property
     def listening(self) -> bool:
         """Whether what happens now is the program's: not after the end, nor our own work."""
-        return self._open and not getattr(self._busy, "busy", False)
+        return self._open and not self._busy.busy
 
     def wants(self) -> bool:
         """Whether tensors are taken now, and not left out by choice. What a CUDA graph captures is
         taken, since its replays come in other steps."""
-        return self.listening and (self._full or self._graphs.capturing())
+        open_now = self._open and not self._busy.busy
+        return open_now and (self._full or self._graphs.capturing())
 
     def pass_over(self, found: Callable[[], Iterable[Found]]) -> None:
         """Takes note of tensors that are not taken by choice: with the first of them that would
@@ -185,8 +193,8 @@ class Recorder:
 
     def take(self, name: str, kind: str, module: str, found: Iterable[Found]) -> None:
         """Appends digests of tensors as they are now."""
-        held = (Held(name, kind, path, t) for path, t in found)
-        self._take(module, held, enters=self._keeper is not None and self._enters(kind))
+        enters = self._keeper is not None and self._enters(kind)
+        self._take(module, ((name, kind, path, t, None) for path, t in found), enters=enters)
 
     def skip(self, what: str, why: str) -> None:
         """Notes a value that has no digest; of the same ones, the first reason."""
@@ -236,21 +244,29 @@ class Recorder:
         return reads and torch._C._current_graph_task_id() == -1
 
     def _take(
-        self, module: str, held: Iterable[Held], *, enters: bool = False, state: bool = False
+        self, module: str, held: Iterable[Item], *, enters: bool = False, state: bool = False
     ) -> None:
         """Appends digests to this step. state: also to one that is not recorded in full."""
-        if not (self.listening if state else self.wants()):
+        busy = self._busy
+        if not (self._open and not busy.busy):
             return
-        self._busy.busy = True
+        capturing = self._graphs.capturing()
+        if not (state or self._full or capturing):
+            return
+        before, graded = -1, torch.is_grad_enabled()
+        busy.busy = True
         try:
-            with self._lock, torch.no_grad():
-                if self._graphs.capturing():  # an event of each replay, and none of now
-                    self._graphs.take(module, held)
+            with self._lock:
+                if graded:  # torch.no_grad takes 1.5 us
+                    torch._C._set_grad_enabled(False)
+                if capturing:  # an event of each replay, and none of now
+                    self._graphs.take(module, itertools.starmap(Held, held))
                     return
                 before = len(self._entries)
                 if self._keeper is not None:
                     opens = self._keeper.opens(before == 0, enters)
-                    held = self._keeper.opening(self._number, opens, held, self._state)
+                    told = itertools.starmap(Held, held)
+                    held = self._keeper.opening(self._number, opens, told, self._state)
                 try:
                     for one in held:
                         self._append(module, one)
@@ -260,27 +276,31 @@ class Recorder:
                     self._queue.keep(before)
                     raise
         finally:
-            self._busy.busy = False
+            if graded:
+                torch._C._set_grad_enabled(True)
+            busy.busy = False
 
-    def _append(self, module: str, one: Held) -> None:
+    def _append(self, module: str, item: Item) -> None:
+        name, kind, path, value, dtype = item
         try:
-            local, whole = located(one.value)
-            self._queue.put(local, whole, again=one.kind in _REPEATED)
+            local, whole = located(value)
+            self._queue.put(local, whole, again=kind in _REPEATED)
         except UnsupportedError as error:
-            self.skip(f"{one.kind} of {one.name} {one.path}".rstrip(), str(error))
+            self.skip(f"{kind} of {name} {path}".rstrip(), str(error))
             return
         if self._keeper is not None:
-            self._keeper.see(self._number, one, local)
-        fields = (one.name, one.kind, one.path, one.dtype or dtype_name(local.dtype))
-        shape = tuple(local.shape)
-        self._entries.append(self._writer.define(*fields, shape, module=module, whole=whole))
+            self._keeper.see(self._number, Held(*item), local)
+        told = dtype or dtype_name(local.dtype)
+        self._entries.append(
+            self._writer.define(name, kind, path, told, local.shape, module, whole)
+        )
 
     def _append_replayed(self, one: GraphEvent) -> None:
         if self._keeper is not None:
             why = "it is inside of a CUDA graph, which writes over it before anybody could copy it"
             self._keeper.pass_over(self._number, (one.name, one.kind, one.path), why)
         fields = (one.name, one.kind, one.path, one.dtype, one.shape)
-        self._entries.append(self._writer.define(*fields, module=one.module, whole=one.whole))
+        self._entries.append(self._writer.define(*fields, one.module, one.whole))
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._open and self._follows(optimizer):

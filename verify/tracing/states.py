@@ -11,8 +11,7 @@ import gc
 import random
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ from verify.tracing.hooks import plain_name
 from verify.tracing.tensors import tensors_in
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A value of the state. dtype: overrides the tensor's name of it, for Python values."""
 
     name: str
@@ -35,6 +33,10 @@ class Held:
     path: str
     value: Tensor | NoDigest
     dtype: str | None = None
+
+
+Item = tuple[str, str, str, Tensor | NoDigest, str | None]
+"""The fields of a Held, where there are too many to give each a class."""
 
 
 class ModelState:

@@ -27,22 +27,34 @@ DEEPEST = 20  # levels of containers
 _NAMED = (str, bytes, int, float, complex, type(None), Enum, torch.dtype, torch.device)
 _FLAT = (str, bytes, int, float, complex, type(None))
 _LEAVES = (Tensor, NoDigest)
+PLAIN_TYPES = frozenset(PLAIN)
 Found = tuple[str, Tensor | NoDigest]
 
 
 def tensors_of_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Found]:
     """The tensors of a call's arguments: `0`, `1.mask`, `kwargs.hidden_states`."""
-    found = list(tensors_in(args))
+    if len(args) == 1 and type(args[0]) in PLAIN_TYPES:
+        found: list[Found] = [("0", args[0])]
+    else:
+        found = list(tensors_in(args))
     if kwargs:
         found.extend(tensors_in(kwargs, "kwargs"))
     return found
 
 
-def tensors_in(value: Any, path: str = "", around: tuple[int, ...] = ()) -> Iterator[Found]:
-    """Every tensor (or array of numpy, see `arrays`) with its path.
+def tensors_in(value: Any, path: str = "") -> Iterable[Found]:
+    """Every tensor (or array of numpy, see `arrays`) with its path. To be iterated over once."""
+    kind = type(value)
+    if kind in PLAIN_TYPES:  # nearly always
+        return ((path, value),)
+    if (kind is tuple or kind is list) and PLAIN_TYPES.issuperset(map(type, value)):
+        before = f"{path}." if path else ""
+        return [(f"{before}{at}", one) for at, one in enumerate(value)]
+    return _searched(value, path, ())
 
-    around: the ids of the containers that hold `value`; one that holds itself ends there.
-    """
+
+def _searched(value: Any, path: str, around: tuple[int, ...]) -> Iterator[Found]:
+    """around: the ids of the containers that hold `value`; one that holds itself ends there."""
     try:
         if isinstance(value, _LEAVES):
             items = None
@@ -60,7 +72,7 @@ def tensors_in(value: Any, path: str = "", around: tuple[int, ...] = ()) -> Iter
     around = (*around, id(value))
     for key, inner in items:
         here = path if key is None else f"{path}.{key}" if path else str(key)
-        yield from tensors_in(inner, here, around)
+        yield from _searched(inner, here, around)
 
 
 def only_tensors(found: Iterable[Found]) -> list[tuple[str, Tensor]]:
@@ -114,10 +126,10 @@ def located(t: Tensor | NoDigest) -> tuple[Tensor, Whole | None]:
     UnsupportedError for placements that are no ranges, for subclasses whose values cannot be had,
     and for NoDigest.
     """
+    if type(t) in PLAIN_TYPES:
+        return t, None  # type: ignore[return-value]
     if isinstance(t, NoDigest):
         raise UnsupportedError(t.reason)
-    if type(t) in PLAIN:
-        return t, None
     if type(t).__name__ == "AsyncCollectiveTensor":
         return t.wait(), None  # type: ignore[attr-defined]
     try:

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+import packed_parts
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mok.jit import Kernel
 from verify.device_dense import DenseMemory
-from verify.device_kernel import Loaded
+from verify.device_kernel import DEFAULT_TUNING, Loaded
 from verify.device_parts import FIELDS
 from verify.hashing import digest_tensor
 from verify.lanes import DEFAULT_SEED, LaneSum, key_seeds
@@ -171,3 +173,90 @@ def test_a_kernel_that_does_nothing_is_seen():
     made = StreamLaunches(Loaded(cast(Kernel, Idle()), blocks=3), CPU, pinned=False)
     found, expected = known(made)
     assert found == (0, 0, 0, 0) != expected
+
+
+class AnyKernel(NumpyKernel):
+    """Reads rows of any strides, as the tests of packed parts do."""
+
+    def prepare(self, *args: Any, grid: int, block: int, shared: int) -> Callable[[], None]:
+        parts, count, tiles, _, _, out, _ = args
+
+        def launch() -> None:
+            self.launches += 1
+            table = _words(parts.value, count.value * FIELDS).reshape(-1, FIELDS)
+            outputs = int((table[:, 7] & 0xFFFFFFFF).max()) + 1
+            found = packed_parts.lanes_of(table, tiles.value, outputs, DEFAULT_TUNING.geometry)
+            rows = _words(out.value, 4 * outputs).reshape(outputs, 4)
+            rows[:] += np.array(found, np.uint64)
+
+        return launch
+
+
+def odd_tensors() -> list[torch.Tensor]:
+    wide = torch.randn(3, 2, 2, 2, 2, 2, 2, 2, 2, 4).permute(8, 7, 6, 5, 4, 3, 2, 1, 0, 9)[..., ::2]
+    return [
+        torch.randn(64, 48).t(),
+        torch.randn(2, 6, 4, 8).transpose(1, 2),
+        torch.randn(77, dtype=torch.complex64).conj(),
+        torch.randn(9, dtype=torch.complex64).conj().imag,
+        torch.ones(3, 1).expand(3, 5),
+        wide,  # in several parts
+    ]
+
+
+def test_tensors_of_any_strides_are_told_once(monkeypatch: Any) -> None:
+    brought: list[int] = []
+    bring = StreamLaunches._brought
+    monkeypatch.setattr(
+        StreamLaunches, "_brought", lambda self, *told: brought.append(1) or bring(self, *told)
+    )
+    found = Loaded(cast(Kernel, AnyKernel()), blocks=3)
+    stream, tensors = StreamLaunches(found, CPU, pinned=False), odd_tensors()
+    groups = [*([t] for t in tensors), tensors]
+    for number in range(2):
+        room, chunks = LaneRows(CPU), []
+        for some in groups:
+            for t in some:
+                if 0 not in t.stride() and not t.is_conj() and not t.is_neg():
+                    t.add_(number)
+            rows = stream.rows_of(some)
+            assert rows is not None
+            out, first = room.take(len(some), chunks)
+            stream.launch_rows(rows, out)
+            for at, t in enumerate(some, first):
+                assert lanes_of(chunks, at) == digest_tensor(t).lanes
+    assert len(brought) == len(groups)
+    for other in (tensors[0].t(), tensors[0][1:], tensors[0].view(torch.int32), tensors[2].conj()):
+        stream.rows_of([other])  # at the same place, and not the same
+    assert len(brought) == len(groups) + 4
+
+
+def test_too_many_parts_are_not_kept() -> None:
+    _, stream = launches(8)
+    tensors = odd_tensors()
+    assert stream.rows_of(tensors[-1:] * 9) is None
+    assert stream.rows_of(tensors[:1]) is not None
+
+
+class Seen(TorchDispatchMode):
+    """The operations that a mode of the program sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_mode_does_not_see_what_is_brought() -> None:
+    _, stream = launches(8)
+    t = torch.randn(9)
+    room, chunks = LaneRows(CPU), []
+    stream.launch(dense([t[1:]]), room.take(1, chunks)[0])  # makes the table
+    with Seen() as seen:
+        stream.launch(dense([t]), room.take(1, chunks)[0])
+        t.sin()
+    assert seen.names == ["aten.sin.default"]
+    assert lanes_of(chunks, 1) == digest_tensor(t).lanes

@@ -67,7 +67,8 @@ def test_steps_have_the_digests_of_the_host(side: bool, monkeypatch: pytest.Monk
     torch.cuda.synchronize()
     for copies, one in zip(expected, found, strict=True):
         assert one == [digest_on_host(t).lanes for t in copies]
-    assert len(brought) == 8  # 7 tensors alone, and all together; nothing in the second step
+    # The known bytes, 7 tensors alone, and all together; nothing in the second step.
+    assert len(brought) == 9
     queue.close()
 
 

@@ -61,3 +61,19 @@ def test_nothing_waits_and_later_changes_are_not_seen(tmp_path: Path) -> None:
     for number, step in enumerate(steps):
         assert events(step, "input", "0")[0].digest == digest_on_host(kept[2 * number])
         assert events(step, "output", "1")[0].digest == digest_on_host(kept[2 * number + 1])
+
+
+def test_what_the_border_of_a_step_computes_is_no_event(tmp_path: Path) -> None:
+    """It gathers the digests on the device and copies them, while operations are looked at."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with verify.record(tmp_path, model, optimizer, level="op"):
+        for _ in range(3):
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+    steps = steps_of(tmp_path)
+    assert [step.number for step in steps] == [-1, 0, 1, 2]
+    names = {event.definition.name for step in steps for event in step.events}
+    assert "(root)/aten.sum.default" in names
+    assert not any("aten.cat" in name or "aten.copy_" in name for name in names)
