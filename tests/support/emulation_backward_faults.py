@@ -31,6 +31,12 @@ FAULTS = {
         "if (group.kind == BACK_WEIGHTS) break;",
         "ring wraps",
     ),
+    "only a group's first hidden tile waits for its rows": Fault(
+        PRODUCER,
+        "return kind != BACK_HIDDEN && kind != BACK_AGAIN;",
+        "return true;",
+        "full block and one",
+    ),
     "sums of the router gradient before all are there": Fault(
         PRODUCER,
         "g, group.segment), group.wanted,",

@@ -7,12 +7,20 @@
 #include "moe/backward/tiles.cuh"
 #include "moe/producer.cuh"
 
+#define BACK_AHEAD 8  // as AHEAD of forward, for tiles of WEIGHTS with few steps
+
 // A map is chosen by its place in the record, so that registers do not keep the addresses of all.
 typedef TensorMap Gradient::*Map;
 
 struct BackProducer : Producer {
   u32 before_draw;  // stages until the next ticket is drawn
 };
+
+// Whether all tickets of such a group wait for the same: then a producer waits once for its group. Where
+// experts have few rows a read of a counter, 700 clocks, weighs beside a tile's products.
+static __device__ __forceinline__ bool waits_once(u32 kind) {
+  return kind != BACK_HIDDEN && kind != BACK_AGAIN;
+}
 
 static __device__ __forceinline__ void await_back(const Rank &r, const Gradient &g, const BackGroup &group,
                                                   u32 block) {
@@ -175,7 +183,7 @@ static __device__ __forceinline__ void load_back_task(const Rank &r, const Gradi
   const u32 pieces = is_hidden(task.kind) ? pieces_of(width_of(r, task.kind), task.column) : 0;
   const u32 total = task.steps + pieces;
   if (total == 0) p.next = draw(r.counters + COUNT_COMPUTE);
-  p.before_draw = total > AHEAD ? total - AHEAD : 0;
+  p.before_draw = total > BACK_AHEAD ? total - BACK_AHEAD : 0;
   if (is_hidden(task.kind)) load_hidden(r, g, s, p, stages, task, pieces, bytes_a);
   else if (is_input(task.kind)) load_input(r, g, s, p, stages, task, bytes_a);
   else if (is_weights(task.kind)) load_products_of_rows(r, g, s, p, stages, task, bytes_a);
@@ -228,6 +236,7 @@ static __device__ __forceinline__ void produce_back(const Rank &rank, const Grad
   BackProducer p;
   const BackGroup *next = gradient.groups + 1;
   BackGroup group = gradient.groups[0];
+  u32 awaited = ~0u;  // the first ticket of the group whose waits are over
   p.next = draw(rank.counters + COUNT_COMPUTE);
   for (;;) {
     const Rank &r = reread(rank, s);
@@ -237,7 +246,10 @@ static __device__ __forceinline__ void produce_back(const Rank &rank, const Grad
     if (group.kind == BACK_END) break;
     const BackTask task = task_of(r, g, group, ticket);
     log_event(r, task.kind, ticket, LOG_DRAWN, task.column);
-    await_back(r, g, group, task.block);
+    if (!waits_once(group.kind) || group.ticket != awaited) {
+      await_back(r, g, group, task.block);
+      awaited = group.ticket;
+    }
     log_event(r, task.kind, ticket, LOG_STARTED, task.column);
     announce(s, p, task);
     if (group.kind == BACK_SUM) p.next = draw(r.counters + COUNT_COMPUTE);
