@@ -38,9 +38,19 @@ struct Rings {
   // Of a task: it is there; all consumer warps are done; its place is free.
   u64 announced[TASKS], finished[TASKS], taken[TASKS];
 };
+// The task of the ticket after the one at work, the producer's own: registers are dear to it.
+struct Upcoming {
+  Group group;
+  const Group *following;
+  u32 until;  // the first ticket of the following group
+  u32 expert;
+  u32 ready;  // all that it depends on has been seen
+  Task task;
+};
 struct Shared : Rings {
   typedef ::Task Task;
   Task tasks[TASKS];
+  Upcoming upcoming;
 };
 
 // Position in a ring of N places, with the parity that its barriers have in this round.

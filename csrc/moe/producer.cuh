@@ -9,7 +9,8 @@
 #include "moe/pipeline.cuh"
 #include "moe/waits.cuh"
 
-#define AHEAD 3  // steps of K before a tile's end at which the next ticket is drawn
+#define AHEAD 8  // steps of K before a tile's end at which the next ticket is drawn
+#define LOOK 2   // steps later its number is there
 
 struct Producer {
   Position<STAGES> stage;
@@ -25,7 +26,21 @@ static __device__ __forceinline__ void announce(S &s, Producer &p, typename S::T
   p.task.advance();
 }
 
-// All that a ticket depends on is in memory, and the copy engine sees it.
+// Whether all that a ticket depends on is in memory already. Acquires. False also where it takes more
+// than a look.
+static __device__ __forceinline__ bool has_all(const Rank &r, const Group &group, u32 block) {
+  switch (group.kind) {
+    case GROUP_UP:
+      return load_acquire_device(ready_of(r, block)) >= BLOCK &&
+             (block < r.ring_h || load_acquire_device(down_of(r, block - r.ring_h)) >=
+                                      down_columns(r.hidden_size));
+    case GROUP_DOWN: return load_acquire_device(up_of(r, block)) >= up_columns(r.width);
+    case GROUP_SHARED_UP: return true;
+  }
+  return false;
+}
+
+// Waits until it is.
 static __device__ __forceinline__ void await(const Rank &r, const Group &group, u32 block) {
   switch (group.kind) {
     case GROUP_UP:
@@ -47,19 +62,45 @@ static __device__ __forceinline__ void await(const Rank &r, const Group &group, 
                       p);
       break;
   }
-  proxy_fence();
+}
+
+// Finds the task of ticket p.next. `looks`: whether to see if it can begin.
+static __device__ __forceinline__ void look_ahead(const Rank &r, const Producer &p, Upcoming &u, bool looks) {
+  while (u.until <= p.next) {
+    u.group = *u.following++;
+    u.until = u.group.kind == GROUP_END ? ~0u : u.following->ticket;
+  }
+  u.ready = false;
+  const u32 kind = u.group.kind;
+  if (kind == GROUP_END) return;
+  const u32 local = p.next - u.group.ticket, column = local / u.group.blocks;
+  u.task = {kind, u.group.block + local - column * u.group.blocks, column, BLOCK, p.next};
+  u.expert = 0;
+  log_event(r, kind, p.next, LOG_DRAWN, column);
+  const bool routed = kind == GROUP_UP || kind == GROUP_DOWN;
+  const u32 word = routed ? r.blocks[u.task.block] : 0;  // on its way while the counter is
+  if (looks) u.ready = has_all(r, u.group, u.task.block);
+  if (routed) {
+    u.expert = BLOCK_EXPERT(word);
+    u.task.rows = BLOCK_ROWS(word);
+  } else if (kind != GROUP_SUM) {
+    u.task.rows = min(BLOCK, r.tokens - u.task.block * BLOCK);
+  }
 }
 
 // The tiles of A: 64 or 128 rows by all of K. B: 128 rows of two maps, or 256 of one.
 //
-// The next ticket is drawn near the end, in time for its number to be there when it is needed: drawn at
-// the start, it would wait for as long as this tile takes, tiles of different length would begin in
-// another order than that of tickets, and what neighbouring tiles share would leave L2 in between.
-static __device__ __forceinline__ void load_tile(const Rank &r, Shared &s, Producer &p, u32 stages,
-                                                 const void *map_a, int row, bool half,
+// The next ticket is drawn near the end, and looked at while there are stages to spare, so that its
+// loads follow without a pause: finding a task and seeing a counter take 1,500 clocks, three stages.
+// Drawn at the start, it would wait for as long as this tile takes, tiles of different length would begin
+// in another order than that of tickets, and what neighbouring tiles share would leave L2 in between.
+static __device__ __forceinline__ void load_tile(const Rank &r, Shared &s, Producer &p, Upcoming &u,
+                                                 u32 stages, const void *map_a, int row, bool half,
                                                  const void *map_b, const void *second, int column,
                                                  int expert, u32 steps) {
   const u32 bytes = (half ? A_HALF : A_BYTES) + B_BYTES;
+  const u32 drawn = steps > AHEAD ? steps - AHEAD : 0;
+  u32 turn = drawn;
   for (u32 k = 0; k < steps; ++k) {
     const u32 full = shared_address(&s.full[p.stage.place]);
     const u32 a = stages + p.stage.place * STAGE_BYTES, b = a + A_BYTES;
@@ -70,12 +111,18 @@ static __device__ __forceinline__ void load_tile(const Rank &r, Shared &s, Produ
     tma_load_3d(b, map_b, full, k * 64, column, expert);
     if (second) tma_load_3d(b + B_HALF, second, full, k * 64, column, expert);
     p.stage.advance();
-    if (k + AHEAD == steps || (k == 0 && steps < AHEAD)) p.next = draw(r.counters + COUNT_COMPUTE);
+    if (k == turn) {
+      if (k == drawn) p.next = draw(r.counters + COUNT_COMPUTE);
+      else look_ahead(r, p, u, true);
+      turn = k == drawn ? drawn + LOOK : steps;
+    }
   }
+  if (steps <= drawn + LOOK) look_ahead(r, p, u, false);
 }
 
-static __device__ __forceinline__ void load_task(const Rank &r, Shared &s, Producer &p, u32 stages,
-                                                 Task task, u32 expert) {
+static __device__ __forceinline__ void load_task(const Rank &r, Shared &s, Producer &p, Upcoming &u,
+                                                 u32 stages) {
+  const Task task = u.task;
   const bool half = task.rows <= 64;
   const void *a, *b, *second = nullptr;
   u32 row = task.block;
@@ -85,36 +132,30 @@ static __device__ __forceinline__ void load_task(const Rank &r, Shared &s, Produ
     case GROUP_SHARED_UP: a = &r.x, b = &r.shared_gate, second = &r.shared_up; break;
     default: a = &r.shared_hidden, b = &r.shared_down; break;
   }
-  load_tile(r, s, p, stages, a, row * BLOCK, half, b, second, task.column * (second ? 128 : 256), expert,
-            depth_of(r, task.kind) / 64);
+  load_tile(r, s, p, u, stages, a, row * BLOCK, half, b, second, task.column * (second ? 128 : 256),
+            u.expert, depth_of(r, task.kind) / 64);
 }
 
 static __device__ __forceinline__ void produce(const Rank &r, Shared &s, u32 stages) {
   Producer p;
-  const Group *next = r.groups + 1;
-  Group group = r.groups[0];
+  Upcoming &u = s.upcoming;
+  u.group = r.groups[0];
+  u.following = r.groups + 1;
+  u.until = u.group.kind == GROUP_END ? ~0u : u.following->ticket;
   p.next = draw(r.counters + COUNT_COMPUTE);
-  for (;;) {
-    const u32 ticket = p.next;
-    while (group.kind != GROUP_END && next->ticket <= ticket) group = *next++;
-    if (group.kind == GROUP_END) break;
-    const u32 local = ticket - group.ticket;
-    Task task = {group.kind, group.block + local % group.blocks, local / group.blocks, BLOCK,
-                 ticket};
-    u32 expert = 0;
-    if (group.kind == GROUP_UP || group.kind == GROUP_DOWN) {
-      const u32 word = r.blocks[task.block];
-      expert = BLOCK_EXPERT(word);
-      task.rows = BLOCK_ROWS(word);
-    } else if (group.kind != GROUP_SUM) {
-      task.rows = min(BLOCK, r.tokens - task.block * BLOCK);
+  look_ahead(r, p, u, false);
+  while (u.group.kind != GROUP_END) {
+    const u32 kind = u.group.kind;
+    if (!u.ready) await(r, u.group, u.task.block);
+    proxy_fence();  // what was seen, the copy engine sees
+    log_event(r, kind, u.task.ticket, LOG_STARTED, u.task.column);
+    announce(s, p, u.task);
+    if (kind == GROUP_SUM) {
+      p.next = draw(r.counters + COUNT_COMPUTE);
+      look_ahead(r, p, u, false);
+    } else {
+      load_task(r, s, p, u, stages);
     }
-    log_event(r, task.kind, ticket, LOG_DRAWN, task.column);
-    await(r, group, task.block);
-    log_event(r, task.kind, ticket, LOG_STARTED, task.column);
-    announce(s, p, task);
-    if (group.kind == GROUP_SUM) p.next = draw(r.counters + COUNT_COMPUTE);
-    else load_task(r, s, p, stages, task, expert);
   }
   announce(s, p, Task{GROUP_END, 0, 0, 0, 0});
 }

@@ -82,11 +82,18 @@ EXAMPLES = {
     "hidden places reused at once": example(
         Shape((600,), 64, 128, 3, 2, "skewed"), ring_x=4, ring_h=4, ctas=7, seed=19
     ),
+    "hidden places reused at once, looking ahead": example(
+        Shape((600,), 256, 512, 3, 2, "skewed"), ring_x=4, ring_h=4, ctas=9, seed=19
+    ),
     "expert across segments": example(
         Shape((600,), 64, 192, 2, 1, "one-expert"), ring_x=2, ring_h=4, ctas=2, seed=10
     ),
     "one CTA of seven resident": example(WRAPS, segments=ONE, ctas=7, seed=11, resident=1),
     "two launches": example(WRAPS, tokens(WRAPS, 30), segments=ONE, ctas=2, seed=12),
+    "looks ahead": example(Shape((600,), 256, 256, 3, 2), ring_x=2, ring_h=6, ctas=2, seed=19),
+    "draws within a tile": example(
+        Shape((200,), 704, 640, 2, 1), segments=ONE, ring_x=1, ring_h=2, ctas=2, seed=20
+    ),
     "group of two": example(PAIR, ctas=2, seed=13),
     "group of two, three launches": example(
         PAIR, tokens(PAIR, 0, 200), tokens(PAIR, 128, 1), segments=ONE, ctas=1, seed=14
@@ -275,6 +282,27 @@ FAULTS = {
         "wait_device(r, up_of(r, block)",
         "if (false) wait_device(r, up_of(r, block)",
         "rings wrap",
+        "",
+    ),
+    "a look takes rows for there": Fault(
+        PRODUCER,
+        "load_acquire_device(ready_of(r, block)) >= BLOCK",
+        "true",
+        "looks ahead",
+        "x_ring",
+    ),
+    "a look takes hidden rows for there": Fault(
+        PRODUCER,
+        "load_acquire_device(up_of(r, block)) >= up_columns(r.width)",
+        "true",
+        "looks ahead",
+        "",
+    ),
+    "a look takes a place for free": Fault(
+        PRODUCER,
+        "(block < r.ring_h || load",
+        "(true || load",
+        "hidden places reused at once, looking ahead",
         "",
     ),
     "staging written before it was read": Fault(
