@@ -1,4 +1,5 @@
-"""Evidence of GPU runs: README's figures are those that were measured, and every file says where.
+"""Evidence of GPU runs: figures of README and docs/measured.md are those that were measured, and
+every file says where.
 
 The first tests judge what is committed; the others break things on purpose and are told.
 One file of more than 400 lines, since all of it rests on one run as parts.py writes it.
@@ -20,6 +21,12 @@ from gpu_scripts import gpu_scripts
 
 ROOT = Path(__file__).parents[1]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+README, MEASURED = "README.md", "docs/measured.md"
+HEADINGS = "## Determinism\n\n## Speed\n\n"
+
+
+def pages() -> dict[str, str]:
+    return {name: (ROOT / name).read_text() for name in (README, MEASURED)}
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +35,13 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
         yield loaded
 
 
-def test_what_is_committed_is_evidence_and_readme_says_nothing_else(
+def test_what_is_committed_is_evidence_and_both_pages_say_nothing_else(
     scripts: dict[str, ModuleType],
 ) -> None:
     """Without any evidence README must say that there is none; with some, what is missing."""
-    found, readme = scripts["evidence"].read(), (ROOT / "README.md").read_text()
-    assert scripts["tables"].problems(readme, found) == []
-    limits = readme.partition("\n## Limits\n")[2]
+    found = scripts["evidence"].read()
+    assert scripts["tables"].problems(pages(), found) == []
+    limits = pages()[README].partition("\n## Limits\n")[2]
     assert [one for one in scripts["evidence"].missing(found) if f"`{one}`" not in limits] == []
 
 
@@ -52,21 +59,40 @@ def test_what_is_committed_was_measured_on_the_commit_that_it_names(
     assert not any(told.values()), told
 
 
-def test_readme_says_of_every_goal_of_the_digest_whether_it_is_met(
+def _cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+
+
+def test_every_goal_of_the_digest_is_told_with_whether_it_is_met(
     scripts: dict[str, ModuleType],
 ) -> None:
-    goals, readme = scripts["goals"], (ROOT / "README.md").read_text()
+    goals, measured = scripts["goals"], pages()[MEASURED]
     found = [one for one in scripts["evidence"].read().values() if one["part"] == "digest"]
     if not found:
         pytest.skip("nothing was measured on a GPU yet, as README says")
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme.splitlines()]
     for one in found:
         for step in one["results"].values():
             judged = goals.judged(step["document"])
             assert len(judged) >= 4
-            assert [goal.what for goal in judged if list(goal.cells()) not in lines] == []
-            assert goals.summary(judged) in readme
+            assert [j.what for j in judged if list(j.cells()) not in _cells(measured)] == []
+            assert goals.summary(judged) in measured
             print(goals.summary(judged))  # shown with -s, and beside a failure
+
+
+def test_every_goal_stands_in_measured_and_what_missed_it_in_readme_too(
+    scripts: dict[str, ModuleType],
+) -> None:
+    goals, found = scripts["goals"], scripts["evidence"].read()
+    if not found:
+        pytest.skip("nothing was measured on a GPU yet, as README says")
+    own, readme, measured = list(found.values()), *(_cells(text) for text in pages().values())
+    for part in scripts["evidence"].PARTS:
+        judged = goals.of_part(part, [one for one in own if one["part"] == part])
+        assert [goal for goal in judged if list(goal.cells()) not in measured] == []
+        missed = [goal for goal in judged if goal.met not in (goals.YES, goals.FREE)]
+        assert [goal for goal in missed if [part, *goal.cells()] not in readme] == []
+        told = f"{part} {sum(goal.met == goals.YES for goal in judged)} of "
+        assert (told in pages()[README]) == bool(judged), part
 
 
 ENVIRONMENT = {
@@ -239,12 +265,25 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
     }
     assert "/tmp" not in "".join(path.read_text() for path in files)
     assert found["h200/verify.json"]["environment"]["variables"] == {"NCCL_NVLS_ENABLE": "0"}
-    before = f"# A readme\n\n## Files\n\ntree\n\n## Limits\n\n{tables.UNMEASURED}- one\n"
-    assert len(tables.problems(before, found)) == 7
-    readme = tables.written(before, found)
-    assert tables.problems(readme, found) == []
-    assert tables.written(readme, found) == readme
-    assert readme.index("## Measured on GPUs") < readme.index("## Files")
+    readme = f"# A readme\n\n{HEADINGS}## Files\n\ntree\n\n## Limits\n\n{tables.UNMEASURED}- one\n"
+    before = {README: readme, MEASURED: "# Measured\n"}
+    told = tables.problems(before, found)
+    assert sum(one.startswith(f"{MEASURED}: evidence of ") for one in told) == 6
+    assert [one for one in told if not one.startswith(MEASURED)] == [
+        f"{README}: evidence of 'verified' has no table",
+        f"{README}: evidence of 'digests' has no table",
+        f"{README}: evidence of 'missed' has no table",
+        *(one for one in told if "Limits must say" in one),
+    ]
+    assert len(told) == 10
+    after = tables.written(before, found)
+    assert tables.problems(after, found) == []
+    assert tables.written(after, found) == after
+    readme, measured = after[README], after[MEASURED]
+    places = ("## Determinism", "### Verified on a GPU", "## Speed", "### Digests", "### Goals")
+    order = [readme.index(f"\n{one}") for one in (*places, "## Files")]
+    assert order == sorted(order)
+    assert measured.startswith("# Measured\n\n## GPU tests\n\n<!-- evidence: tests -->\n")
     names = (
         *("degrees", "backward-degrees", "training", "forward", "backward", "bench", "endurance"),
         *("backward-endurance", "recording", "verify-x2", "training-x2"),
@@ -252,7 +291,9 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
     lacking = ", ".join(f"`h200/{name}.json`" for name in names)
     lacking = f"- Not measured on a GPU yet: {lacking}.\n"
     assert readme.endswith(f"## Files\n\ntree\n\n## Limits\n\n{lacking}- one\n")
-    assert tables.written(readme, {}).endswith(f"## Limits\n\n{tables.UNMEASURED}- one\n")
+    none = tables.written(after, {})
+    assert none[README].endswith(f"## Limits\n\n{tables.UNMEASURED}- one\n")
+    assert "evidence:" not in "".join(none.values())
     for shown in (
         "d_router",
         "20 of 20",
@@ -261,8 +302,11 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
         "4.125",
         "100.4 us",
     ):
+        assert shown in measured, shown
+    for shown in ("4.125", "100.4 us", "digest 3 of 6.", "bf16: digest / int64 sum"):
         assert shown in readme, shown
-    assert f"`bash ci/gpu.sh --parts verify` at commit `{COMMIT[:12]}`, 2026-01-02" in readme
+    for text in (readme, measured):
+        assert f"`bash ci/gpu.sh --parts verify` at commit `{COMMIT[:12]}`, 2026-01-02" in text
 
 
 def test_figures_that_are_not_those_of_the_evidence_are_told(
@@ -274,29 +318,61 @@ def test_figures_that_are_not_those_of_the_evidence_are_told(
     evidence, tables = scripts["evidence"], scripts["tables"]
     collect(run, into=tmp_path)
     found = evidence.read(tmp_path)
-    readme = tables.written("## Files\n\n## Limits\n\n", found)
-    edited = readme.replace("29 of 30", "30 of 30")
-    assert tables.problems(edited, found) == ["table 'faults' is not that of the evidence"]
+    whole = tables.written({README: f"{HEADINGS}## Limits\n\n", MEASURED: ""}, found)
+    for page, table, right, wrong in (
+        (MEASURED, "faults", "29 of 30", "30 of 30"),
+        (README, "digests", "4.125", "4.126"),
+        (README, "missed", "0.919", "0.920"),
+    ):
+        edited = {**whole, page: whole[page].replace(right, wrong)}
+        told = f"{page}: table {table!r} is not that of the evidence"
+        assert told in tables.problems(edited, found)
+        assert tables.written(edited, found) == whole
     (tmp_path / "h200" / "faults.json").unlink()
     left = evidence.read(tmp_path)
-    assert tables.problems(readme, left)[0] == "table 'faults' has no evidence"
-    assert "adds floats" not in tables.written(readme, left)
-    cut = readme.replace("<!-- end -->", "", 1)
-    twice = readme + tables.END
-    doubled = readme + readme[readme.index("<!-- evidence: tests") : readme.index(tables.END) + 12]
-    for wrong in (cut, twice, doubled):
-        assert any("<!-- end -->" in problem for problem in tables.problems(wrong, found))
-        with pytest.raises(tables.ReadmeError, match="mend that by hand"):  # adds no second table
-            tables.written(wrong, found)
-    for lacks in ("## Limits\n\n", "## Files\n"):
-        with pytest.raises(tables.ReadmeError, match="heading"):
-            tables.written(lacks, found)
+    assert tables.problems(whole, left)[0] == f"{MEASURED}: table 'faults' has no evidence"
+    assert "adds floats" not in tables.written(whole, left)[MEASURED]
+    for page, text in whole.items():
+        block = text[text.index("<!-- evidence:") : text.index(tables.END) + 12]
+        for wrong in (text.replace("<!-- end -->", "", 1), text + tables.END, text + block):
+            spoilt = {**whole, page: wrong}
+            assert any(
+                problem.startswith(f"{page}: ") and "<!-- end -->" in problem
+                for problem in tables.problems(spoilt, found)
+            )
+            with pytest.raises(tables.PageError, match=f"{page} has .* mend that by hand"):
+                tables.written(spoilt, found)  # adds no second table
+    for lacks in ("## Limits\n\n", HEADINGS, "## Determinism\n\n## Limits\n\n"):
+        with pytest.raises(tables.PageError, match=r"README\.md has no heading"):
+            tables.written({README: lacks, MEASURED: ""}, found)
     empty = tables.LIMITS + tables.UNMEASURED
-    assert tables.problems(empty, {}) == []
-    [told] = tables.problems("no table", {})
-    assert told.startswith("Limits must say")
-    shown = f"<!-- evidence: bench -->\n| 1 |\n<!-- end -->\n{empty}"
-    assert tables.problems(shown, {}) == ["table 'bench' has no evidence"]
+    assert tables.problems({README: empty, MEASURED: ""}, {}) == []
+    [told] = tables.problems({README: "no table", MEASURED: ""}, {})
+    assert told.startswith("README.md: Limits must say")
+    shown = "<!-- evidence: bench -->\n| 1 |\n<!-- end -->\n"
+    [told] = tables.problems({README: empty, MEASURED: shown}, {})
+    assert told == "docs/measured.md: table 'bench' has no evidence"
+
+
+def test_no_table_stands_on_the_page_of_another(
+    scripts: dict[str, ModuleType],
+    run: dict[str, Any],
+    collect: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """Not even in the state of the evidence: one of both would be forgotten some day."""
+    evidence, tables = scripts["evidence"], scripts["tables"]
+    assert not set(tables.TABLES) & set(tables.SHORT)
+    collect(run, into=tmp_path)
+    found = evidence.read(tmp_path)
+    whole = tables.written({README: f"{HEADINGS}## Limits\n\n", MEASURED: ""}, found)
+    for table, home, other in (("tests", MEASURED, README), ("digests", README, MEASURED)):
+        text = whole[home]
+        start = text.index(f"<!-- evidence: {table} -->")
+        block = text[start : text.index(tables.END, start) + len(tables.END)]
+        both = {**whole, other: f"{whole[other]}{block}\n"}
+        assert tables.problems(both, found) == [f"{other}: table {table!r} belongs in {home}"]
+        assert block not in tables.written(both, found)[other]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -500,12 +576,13 @@ def test_a_file_that_is_no_document_is_named_by_every_command(
     done = CliRunner().invoke(evidence.main, ["collect", str(given.parent), "--folder", str(into)])
     assert (done.exit_code, done.stdout, into.exists()) == (2, "", False)
     assert "nothing was written" in done.stderr
-    readme = tmp_path / "README.md"
-    readme.write_text("## Files\n\n## Limits\n\n")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / README).write_text("## Files\n\n## Limits\n\n")
+    (tmp_path / MEASURED).write_text("")
     read = evidence.read
     monkeypatch.setattr(evidence, "read", lambda: read(tmp_path / "kept"))
     monkeypatch.setattr(tables.evidence, "read", evidence.read)
-    monkeypatch.setattr(tables, "README", readme)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
     for command, words, code in (
         (evidence.main, ["check"], 1),
         (tables.main, [], 2),
@@ -516,15 +593,21 @@ def test_a_file_that_is_no_document_is_named_by_every_command(
         assert "h200/digest.json" in done.stderr
 
 
-def test_a_readme_that_cannot_be_written_is_told(
+def test_a_page_that_cannot_be_written_is_told(
     scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = scripts["tables"]
     monkeypatch.setattr(tables.evidence, "read", dict)
-    readme = tmp_path / "README.md"
-    monkeypatch.setattr(tables, "README", readme)
+    readme, measured = tmp_path / README, tmp_path / MEASURED
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
     for words in ([], ["--check"]):
         assert CliRunner().invoke(tables.main, words).exit_code == 2  # there is none
+    readme.write_text("# One\n\n## Limits\n\n- two\n")
+    for words in ([], ["--check"]):
+        done = CliRunner().invoke(tables.main, words)
+        assert (done.exit_code, MEASURED in done.stderr) == (2, True)  # there is only README
+    measured.parent.mkdir()
+    measured.write_text("# Measured\n")
     readme.write_bytes(b"\xff")
     assert CliRunner().invoke(tables.main, ["--check"]).exit_code == 2
     readme.write_text("# No limits\n")
@@ -533,8 +616,35 @@ def test_a_readme_that_cannot_be_written_is_told(
     assert "no heading '## Limits'" in done.stderr
     assert CliRunner().invoke(tables.main, ["--check"]).exit_code == 1
     readme.write_text("# One\n\n## Limits\n\n- two\n")
+    readme.chmod(0o640)
     assert CliRunner().invoke(tables.main, []).exit_code == 0
     assert CliRunner().invoke(tables.main, ["--check"]).exit_code == 0
+    assert readme.stat().st_mode & 0o777 == 0o640
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["README.md", "docs", "measured.md"]
+
+
+def test_both_pages_are_whole_before_one_is_renamed(
+    scripts: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables, write = scripts["tables"], Path.write_text
+    monkeypatch.setattr(tables.evidence, "read", dict)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    before = {README: "# One\n\n## Limits\n\n- two\n", MEASURED: "# Measured\n"}
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+
+    def full(path: Path, text: str, **more: Any) -> int:
+        write(path, text[:3], **more)
+        if "measured" in path.name:
+            raise OSError("no space left on device")
+        return write(path, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    done = CliRunner().invoke(tables.main, [])
+    assert (done.exit_code, "no space left" in done.stderr) == (2, True)
+    assert {name: (tmp_path / name).read_text() for name in before} == before
+    assert len(list(tmp_path.rglob("*"))) == 3  # nothing is left beside them
 
 
 def test_a_device_names_a_folder_below_and_credentials_are_not_kept(
@@ -604,24 +714,34 @@ def test_what_a_device_lacks_is_named_in_the_limits_of_readme(
     assert missing({}) == []
     assert missing({"b200/digest.json": {}}) == []
     assert missing(names) == []
-    monkeypatch.setattr(tables, "made", lambda _: {})
-    whole = tables.written("## Limits\n\n- one\n", names)
+    for drawn in ("made", "shortened"):
+        monkeypatch.setattr(tables, drawn, lambda _: {})
+
+    def written(readme: str, found: Mapping[str, Any]) -> str:
+        after = tables.written({README: readme, MEASURED: ""}, found)
+        assert after[MEASURED] == ""  # that is said in one place
+        return str(after[README])
+
+    def problems(readme: str, found: Mapping[str, Any]) -> list[str]:
+        return list(tables.problems({README: readme, MEASURED: ""}, found))
+
+    whole = written("## Limits\n\n- one\n", names)
     assert whole == "## Limits\n\n- one\n"
     for name in names:
         some: dict[str, Any] = {other: {} for other in names if other != name}
         assert missing(some) == [name]
         said = f"## Limits\n\n- Not measured on a GPU yet: `{name}`.\n- one\n"
-        assert tables.written(whole, some) == said
-        assert tables.written(said, some) == said
-        assert tables.written(said, names) == whole
-        assert tables.problems(said, some) == []
-        assert len(tables.problems(said, names)) == 1  # it was measured since
+        assert written(whole, some) == said
+        assert written(said, some) == said
+        assert written(said, names) == whole
+        assert problems(said, some) == []
+        assert len(problems(said, names)) == 1  # it was measured since
         for wrong in (whole, said + said, f"{tables.UNMEASURED}{said}", f"{said}\n## X\n{said}"):
-            assert len(tables.problems(wrong, some)) == 1
+            assert len(problems(wrong, some)) == 1
         elsewhere = said.replace("## Limits\n\n", "## Limits\n\n## Other\n\n")
-        assert len(tables.problems(elsewhere, some)) == 1
+        assert len(problems(elsewhere, some)) == 1
         fewer: dict[str, Any] = {other: {} for other in list(some)[1:]}
-        assert len(tables.problems(said, fewer)) == 1  # one of two is not all
+        assert len(problems(said, fewer)) == 1  # one of two is not all
 
 
 def test_a_table_says_which_of_its_sources_changed_since(
@@ -633,11 +753,15 @@ def test_a_table_says_which_of_its_sources_changed_since(
     tables = scripts["tables"]
     collect(run, into=tmp_path)
     found = scripts["evidence"].read(tmp_path)
-    assert not any("Stale" in text for _, text in tables.made(found).values())
+    both = (tables.made, tables.shortened)
+    assert not any("Stale" in text for draw in both for _, text in draw(found).values())
     now = {**run["sources"], "csrc": "0" * 64, "tests": "1" * 64}
     drawn = {name: text for name, (_, text) in tables.made(found, now).items()}
     assert drawn["digest"].endswith("Stale: since then `csrc` changed.\n")
     assert drawn["tests"].endswith("Stale: since then `csrc`, `tests` changed.\n")
+    short = {name: text for name, (_, text) in tables.shortened(found, now).items()}
+    assert short.keys() == {"verified", "digests", "missed"}
+    assert all(text.endswith("Stale: since then `csrc` changed.\n") for text in short.values())
 
 
 def test_a_goal_that_is_missed_or_not_measured_is_told(scripts: dict[str, ModuleType]) -> None:

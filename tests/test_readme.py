@@ -1,4 +1,4 @@
-"""README tells the truth: the paths that it lists exist, and its examples run as they stand."""
+"""README and docs/ tell the truth: listed paths exist, and their examples run as they stand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from verify.targets import Found
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").glob("*.md"))
 
 
 def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    text = "\n".join((README, *(page.read_text() for page in DOCS)))
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_the_paths_that_it_lists_exist() -> None:
@@ -38,7 +40,7 @@ def test_the_paths_that_it_lists_exist() -> None:
     assert {"verify/", "_mok_verify_pytest.py", ".ci/run", "CHANGELOG.md"} <= set(found)
 
 
-def test_its_cases_are_cases_and_do_what_it_says() -> None:
+def test_their_cases_are_cases_and_do_what_they_say() -> None:
     expected = {
         "combine": "MISMATCH",
         "linear": "VERIFIED",
@@ -50,7 +52,7 @@ def test_its_cases_are_cases_and_do_what_it_says() -> None:
         if "@verify.case" not in block:
             continue
         names: dict[str, object] = {"__name__": "readme"}
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block, "README.md or docs", "exec"), names)
         for case in [value for value in names.values() if isinstance(value, Case)]:
             claims = ("repeat", "reference") if case.reference is not None else ("repeat",)
             options = RunOptions(claims=claims)
@@ -70,4 +72,5 @@ def test_the_matrix_of_formats_is_the_one_that_is_read() -> None:
         [row[0], *(cell if cell in ("yes", "-") else "some" for cell in row[1:])] for row in rows
     ]
     lines = [f"| {' | '.join(cells)} |" for cells in (list(head), *shown)]
-    assert "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) in README
+    page = (ROOT / "docs" / "onpolicy.md").read_text()
+    assert "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) in page

@@ -1,6 +1,6 @@
-"""README's tables of the Hopper kernels' bits: at every degree, and in many calls under load.
+"""Tables of the Hopper kernels' bits: at every degree, and in many calls under load.
 
-Each takes the evidence of its part, one file for each number of ranks.
+For docs/measured.md. Each takes the evidence of its part, one file for each number of ranks.
 """
 
 from __future__ import annotations

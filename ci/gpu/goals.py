@@ -3,13 +3,14 @@ reached.
 
 A miss is told, not hidden.
 
-Speeds hang on the card, so that a missed goal fails no test; README's table must say it instead.
+Speeds hang on the card, so that a missed goal fails no test; README and docs/measured.md must
+say it instead.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +70,14 @@ def judged(document: Mapping[str, Any]) -> list[Judged]:
             )
         )
     return found
+
+
+def digest_shares(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Of a dtype's row the digest's speed over the int64 sum's and torch.hash_tensor's."""
+    read, hashed = (
+        _outcome(row.get(f"of {name}"), "", True) for name in ("the read", "hash_tensor")
+    )
+    return read[0], hashed[0]
 
 
 SONIC_LEAST = 0.95  # of SonicMoE's speed, in the rotation, at every shape
@@ -133,7 +142,7 @@ def judged_direction(
         found.append(_least(f"{shape}: speed / torch pipeline's, rotation", speed, TORCH_LEAST))
     for shape in PEER_SHAPES:
         share = _memory(documents, direction, shape)
-        told = NOTHING if share is None else f"{math.ceil(round(share * 1000, 6)) / 1000:.3f}"
+        told = NOTHING if share is None else _rounded_up(share)
         met = YES if share is not None and share <= MEMORY_MOST else NO
         found.append(Judged(f"{shape}: memory / SonicMoE's", f"{MEMORY_MOST} or less", told, met))
     return found
@@ -213,6 +222,89 @@ def _memory(documents: Sequence[Mapping[str, Any]], direction: str, shape: str) 
     return found
 
 
+def compared(documents: Sequence[Mapping[str, Any]], direction: str) -> list[tuple[str, ...]]:
+    """Of each shape our TFLOP/s in the rotation, and ours over peers' as the goals have it: speed
+    over SonicMoE's, in the rotation and alone, over the torch pipeline's, and memory over
+    SonicMoE's.
+
+    A peer that does not count is told with the reason; a dash: not measured.
+    """
+    from mok.bench.shapes import PEER_SHAPES
+
+    return [
+        (
+            shape,
+            _own_tflops(documents, direction, shape),
+            _speed_told(documents, direction, shape, "sonicmoe", "rotation"),
+            _speed_told(documents, direction, shape, "sonicmoe", "alone"),
+            _speed_told(documents, direction, shape, "torch", "rotation"),
+            _memory_told(documents, direction, shape),
+        )
+        for shape in PEER_SHAPES
+    ]
+
+
+def _own_tflops(documents: Sequence[Mapping[str, Any]], direction: str, shape: str) -> str:
+    wanted = {"shape": shape, "protocol": "rotation", "direction": direction, **_SETTING}
+    found = [
+        f"{row['tflops']:.4g}"
+        for document in documents
+        for row in document["rows"]
+        if row["contender"] == document["ours"] and _is(row, wanted)
+    ]
+    return found[-1] if found else FREE
+
+
+def _speed_told(
+    documents: Sequence[Mapping[str, Any]], direction: str, shape: str, peer: str, protocol: str
+) -> str:
+    speed = _speed(documents, direction, shape, peer, protocol)
+    if speed is not None:
+        return _outcome(speed, "", True)[0]
+    wanted = {"shape": shape, "peer": peer, "protocol": protocol, "direction": direction}
+    wanted |= _SETTING
+    why = [one["why"] for document in documents for one in document["ratios"] if _is(one, wanted)]
+    return str(why[-1]).partition(" (")[0] if why else FREE
+
+
+def _memory_told(documents: Sequence[Mapping[str, Any]], direction: str, shape: str) -> str:
+    share = _memory(documents, direction, shape)
+    if share is not None:
+        return _rounded_up(share)
+    wanted = {"shape": shape, "protocol": "rotation", "direction": direction, **_SETTING}
+    peers = [
+        row
+        for document in documents
+        for row in document["rows"]
+        if row["contender"] == "sonicmoe" and _is(row, wanted)
+    ]
+    if not peers:
+        return FREE
+    return "not comparable" if peers[-1]["comparable"] is False else NOTHING
+
+
+def documents(own: Sequence[Mapping[str, Any]], ranks: int) -> list[Mapping[str, Any]]:
+    """What the benchmark of layers left of so many ranks, in evidence."""
+    steps = [step for one in own if one["ranks"] == ranks for step in one["results"].values()]
+    return [step["document"] for step in steps if step.get("document")]
+
+
+def of_part(part: str, own: Sequence[Mapping[str, Any]]) -> list[Judged]:
+    """Every goal of a part, against its evidence; none for a part that has no goals."""
+    if part in ("forward", "backward"):
+        one = documents(own, 1)
+        found = judged_direction(one, part) if any(some["ranks"] == 1 for some in own) else []
+        for ranks in sorted({some["ranks"] for some in own} - {1}):
+            many = documents(own, ranks)
+            found += judged_degrees(one, many, part, ranks) if one and many else []
+        return found
+    judge = _JUDGES.get(part)
+    if judge is None:
+        return []
+    steps = [step for one in own for step in one["results"].values()]
+    return [goal for step in steps for goal in judge(step.get("document") or {})]
+
+
 def _is(one: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     return all(one.get(name) == value for name, value in wanted.items())
 
@@ -254,7 +346,7 @@ def judged_recording(document: Mapping[str, Any]) -> list[Judged]:
     found = []
     for level, most in RECORDING_MOST[device].items():
         ratio = ratios.get(level)
-        told = "-" if ratio is None else f"{math.ceil(round(ratio * 1000, 6)) / 1000:.3f}"
+        told = "-" if ratio is None else _rounded_up(ratio)
         met = UNKNOWN if ratio is None else YES if ratio <= most else NO
         kind, _, every = level.partition("-")
         what = f"a step at {kind} level{f', every {every}th in full,' * bool(every)} / alone"
@@ -267,6 +359,19 @@ def judged_recording(document: Mapping[str, Any]) -> list[Judged]:
         goal = f"{RECORDING_DEARER:g} or more"
         found.append(Judged("cost of DebugMode / of op level", goal, *_outcome(times, "", met)))
     return found
+
+
+def _rounded_up(value: float) -> str:
+    """Of what should be small: to the worse side as well."""
+    return f"{math.ceil(round(value * 1000, 6)) / 1000:.3f}"
+
+
+_JUDGES: Mapping[str, Callable[[Mapping[str, Any]], list[Judged]]] = {
+    "digest": judged,
+    "endurance": judged_endurance,
+    "backward-endurance": lambda document: judged_endurance(document, "backward"),
+    "recording": judged_recording,
+}
 
 
 def _outcome(value: float | None, unit: str, met: bool) -> tuple[str, str]:

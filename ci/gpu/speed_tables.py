@@ -1,5 +1,6 @@
-"""README's tables of what is fast: the digest, layers with their joules, each direction, recording;
-and goals.
+"""Tables of what is fast: the digest, layers with their joules, each direction, recording; goals.
+
+For docs/measured.md; `short_speed`, `short_digest`, `short_recording` and `missed` are for README.
 
 Each takes the evidence of its part, one file for each number of ranks.
 """
@@ -86,18 +87,12 @@ def _direction(own: Sequence[Json], direction: str) -> str:
     parts = [bench(own)]
     counts = sorted({one["ranks"] for one in own})
     if 1 in counts:
-        parts += goals_met(goals.judged_direction(_documents(own, 1), direction))
+        parts += goals_met(goals.judged_direction(goals.documents(own, 1), direction))
     for ranks in counts:
-        one, many = _documents(own, 1), _documents(own, ranks)
+        one, many = goals.documents(own, 1), goals.documents(own, ranks)
         if ranks > 1 and one and many:
             parts += goals_met(goals.judged_degrees(one, many, direction, ranks))
     return "\n\n".join(parts)
-
-
-def _documents(own: Sequence[Json], ranks: int) -> list[Json]:
-    """What the benchmark left of so many ranks."""
-    steps = [step for one in own if one["ranks"] == ranks for step in one["results"].values()]
-    return [step["document"] for step in steps if step.get("document")]
 
 
 CONTENDERS = {
@@ -116,22 +111,25 @@ def recording(own: Sequence[Json]) -> str:
     for one in own:
         for step in one["results"].values():
             document = step.get("document") or {}
-            lines = [
-                [
-                    CONTENDERS.get(row["name"], row["name"]),
-                    f"{row['ms']:.1f}",
-                    f"{row['ratio']:.3f}",
-                    f"{100 * row['spread']:.1f} % of {row['rounds']}",
-                    "yes" if row["same"] else "NO",
-                    row.get("events", "-"),
-                    *_step_bytes(row),
-                ]
-                for row in document.get("rows", ())
-            ]
-            headers = ["a step", "ms", "/ alone", "spread of rounds", "same losses", "events"]
-            parts.append(grid(lines, [*headers, "kB of a step on disk"]))
-            parts += goals_met(goals.judged_recording(document))
+            parts += [_recorded(document), *goals_met(goals.judged_recording(document))]
     return "\n\n".join(parts)
+
+
+def _recorded(document: Json) -> str:
+    lines = [
+        [
+            CONTENDERS.get(row["name"], row["name"]),
+            f"{row['ms']:.1f}",
+            f"{row['ratio']:.3f}",
+            f"{100 * row['spread']:.1f} % of {row['rounds']}",
+            "yes" if row["same"] else "NO",
+            row.get("events", "-"),
+            *_step_bytes(row),
+        ]
+        for row in document.get("rows", ())
+    ]
+    headers = ["a step", "ms", "/ alone", "spread of rounds", "same losses", "events"]
+    return grid(lines, [*headers, "kB of a step on disk"])
 
 
 def _step_bytes(row: Json) -> tuple[str]:
@@ -144,3 +142,56 @@ def goals_met(found: list[goals.Judged]) -> list[str]:
     """A table of each goal beside what was met, and how many were."""
     cells = [one.cells() for one in found]
     return [grid(cells, ["", "goal", "measured", "met"]), goals.summary(found)]
+
+
+def short_speed(own: Sequence[Json]) -> str:
+    """Of each direction and shape on one rank ours beside SonicMoE and the torch pipeline."""
+    rows = []
+    for direction in dict.fromkeys(one["part"] for one in own):
+        some = [one for one in own if one["part"] == direction]
+        rows += [
+            (direction, *cells) for cells in goals.compared(goals.documents(some, 1), direction)
+        ]
+    headers = ["direction", "shape", "TFLOP/s", "speed / SonicMoE's", "the same, alone"]
+    return grid(rows, [*headers, "speed / torch pipeline's", "memory / SonicMoE's"])
+
+
+def short_digest(own: Sequence[Json]) -> str:
+    """The digest's speed by dtype and against what reads as much; its time on the host."""
+    parts = []
+    for one in own:
+        for step in one["results"].values():
+            document = step.get("document") or {}
+            rows = [
+                [row.get("dtype"), _cell(row.get("verify digest")), *goals.digest_shares(row)]
+                for row in document.get("rows", ())
+            ]
+            headers = ["dtype", f"digest, {document.get('unit', '')}", "/ int64 sum"]
+            parts.append(grid(rows, [*headers, "/ torch.hash_tensor"]))
+            host = [
+                f"{goal.what}: {goal.measured}"
+                for goal in goals.judged(document)[-len(goals.HOST) :]
+            ]
+            parts.append("; ".join([document.get("protocol", ""), *host]) + ".")
+    return "\n\n".join(parts)
+
+
+def short_recording(own: Sequence[Json]) -> str:
+    """A training step alone, recorded, and under torch's DebugMode."""
+    steps = [step for one in own for step in one["results"].values()]
+    return "\n\n".join(_recorded(step.get("document") or {}) for step in steps)
+
+
+def missed(own: Sequence[Json]) -> str:
+    """How many goals each part met; and every one that was not met, or not measured."""
+    met, rows = [], []
+    for part in dict.fromkeys(one["part"] for one in own):
+        found = goals.of_part(part, [one for one in own if one["part"] == part])
+        wanted = [goal for goal in found if goal.met != goals.FREE]
+        lost = [goal for goal in wanted if goal.met != goals.YES]
+        met.append(f"{part} {len(wanted) - len(lost)} of {len(wanted)}")
+        rows += [(part, *goal.cells()) for goal in lost]
+    told = f"Goals met: {', '.join(met)}."
+    if not rows:
+        return told
+    return f"{told}\n\n{grid(rows, ['part', 'what', 'goal', 'measured', 'met'])}"

@@ -1,4 +1,4 @@
-"""Rows as a table of README's."""
+"""Rows as a table of docs/measured.md, or of README."""
 
 from __future__ import annotations
 

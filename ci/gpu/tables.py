@@ -1,22 +1,26 @@
-"""README's tables of what was measured on GPUs, made from the evidence in ci/evidence/.
+"""Tables of what was measured on GPUs, made from the evidence in ci/evidence/.
 
-    python ci/gpu/tables.py            write them; a table that README lacks is added
-    python ci/gpu/tables.py --check    exit code 1 when README's are not those of the evidence
+    python ci/gpu/tables.py            write them; a table that its page lacks is added
+    python ci/gpu/tables.py --check    exit code 1 when a page's are not those of the evidence
 
-Exit code 2: the evidence or README cannot be read, or has no place for the tables.
+docs/measured.md has all of them, a table for each part; README.md has short ones and every goal
+that was missed. Exit code 2: the evidence or a page cannot be read or written, or has no place for
+the tables; then no page is changed.
 
 A table stands between `<!-- evidence: NAME -->` and `<!-- end -->`. No figure is typed by hand: a
-table without evidence, evidence without its table, and another text than the one made here are
-errors alike. Where the sources that a part measured are not those of this tree any more, the line
-under its table says so. README's Limits say as well that nothing was measured, or which parts of
-ci/gpu.sh were not on a device that has evidence of others.
+table without evidence, evidence without its table, another text than the one made here, and a table
+on the page that is not its own are errors alike. Where the sources that a part measured are not
+those of this tree any more, the line under its table says so. README's Limits say as well that
+nothing was measured, or which parts of ci/gpu.sh were not on a device that has evidence of others.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,8 @@ import sources  # noqa: E402
 import speed_tables  # noqa: E402
 import verdict_tables  # noqa: E402
 
-README = ROOT / "README.md"
-SECTION = "## Measured on GPUs"
-BEFORE = "## Files"
+README = "README.md"
+MEASURED = "docs/measured.md"
 UNMEASURED = "- Nothing of this was measured on a GPU yet: `ci/evidence/` is empty.\n"
 LACKING = "- Not measured on a GPU yet: "
 LIMITS = "## Limits\n\n"
@@ -44,10 +47,26 @@ _LACKING = re.compile(rf"^{re.escape(LACKING)}.*\n", re.MULTILINE)
 
 Json = Mapping[str, Any]
 Evidence = Mapping[str, Json]
+Tables = Mapping[str, tuple[str, str]]
+"""By name of each table its title and its text."""
 
 
-class ReadmeError(ValueError):
-    """A README into which the tables cannot be put; the message says why."""
+class PageError(ValueError):
+    """A page into which the tables cannot be put; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Short:
+    """A table of README: its title, the heading that it stands under, and the parts it is of.
+
+    ranks: only evidence of so many; all when None.
+    """
+
+    title: str
+    section: str
+    parts: tuple[str, ...]
+    draw: Callable[[Sequence[Json]], str]
+    ranks: int | None = None
 
 
 def unmeasured(found: Evidence) -> str:
@@ -59,40 +78,87 @@ def unmeasured(found: Evidence) -> str:
 
 
 def made(found: Evidence, now: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
-    """By name of each table that there is evidence for, its title and its text.
+    """The tables of docs/measured.md: of each part that there is evidence for.
 
     now: digests of the sources by folder (sources.py); this tree's unless given.
     """
     now = sources.of_tree() if now is None else now
     tables: dict[str, tuple[str, str]] = {}
-
-    def order(name: str) -> tuple[str, int]:
-        return name.partition("/")[0], found[name]["ranks"]
-
     for name, (title, draw) in TABLES.items():
-        own = [found[at] for at in sorted(found, key=order) if found[at]["part"] == name]
+        own = _own(found, name)
         if own:
-            lines = "\n\n".join(_source(one, now) for one in own)
+            lines = "\n\n".join(_source([one], now) for one in own)
             tables[name] = (title, f"{draw(own)}\n\n{lines}\n")
     return tables
 
 
-def problems(readme: str, found: Evidence) -> list[str]:
-    """Where README's tables and the evidence do not say the same."""
-    tables, shown = made(found), {m["name"]: m["text"] for m in _BLOCK.finditer(readme)}
-    told = [f"table {name!r} has no evidence" for name in shown if name not in tables]
-    told += [f"evidence of {name!r} has no table" for name in tables if name not in shown]
-    told += [
-        f"table {name!r} is not that of the evidence"
-        for name, text in shown.items()
-        if name in tables and text != tables[name][1]
+def shortened(found: Evidence, now: Mapping[str, str] | None = None) -> dict[str, tuple[str, str]]:
+    """The tables of README: each for which there is evidence of one of its parts; `now` as above.
+
+    What differs by its command only is named in one line.
+    """
+    now = sources.of_tree() if now is None else now
+    tables: dict[str, tuple[str, str]] = {}
+    for name, short in SHORT.items():
+        own = [
+            one
+            for part in short.parts
+            for one in _own(found, part)
+            if short.ranks in (None, one["ranks"])
+        ]
+        if own:
+            alike: dict[str, list[Json]] = {}
+            for one in own:
+                alike.setdefault(_measured(one, now), []).append(one)
+            lines = "\n\n".join(_source(some, now) for some in alike.values())
+            tables[name] = (short.title, f"{short.draw(own)}\n\n{lines}\n")
+    return tables
+
+
+def _own(found: Evidence, part: str) -> list[Json]:
+    """The evidence of a part, by device and number of ranks."""
+
+    def order(name: str) -> tuple[str, int]:
+        return name.partition("/")[0], found[name]["ranks"]
+
+    return [found[at] for at in sorted(found, key=order) if found[at]["part"] == part]
+
+
+def problems(pages: Mapping[str, str], found: Evidence) -> list[str]:
+    """Where the tables of README and docs/measured.md and the evidence do not say the same.
+
+    pages: text by name. Each problem begins with the name of its page.
+    """
+    known = {README: shortened(found), MEASURED: made(found)}
+    told = [
+        f"{page}: {problem}"
+        for page, tables in known.items()
+        for problem in (*_differing(page, pages[page], tables), *_unclosed(pages[page]))
     ]
-    return [*told, *_unclosed(readme), *_unsaid(readme, found)]
+    return [*told, *(f"{README}: {problem}" for problem in _unsaid(pages[README], found))]
 
 
-def _unclosed(readme: str) -> list[str]:
-    names = [match["name"] for match in _BLOCK.finditer(readme)]
-    counts = {readme.count("<!-- evidence:"), readme.count(END), len(names), len(set(names))}
+def _differing(page: str, text: str, tables: Tables) -> list[str]:
+    """Tables that are not those of the evidence, missing, or on the wrong page."""
+    shown = {match["name"]: match["text"] for match in _BLOCK.finditer(text)}
+    told = []
+    for name in shown:
+        home = MEASURED if name in TABLES else README if name in SHORT else page
+        if home != page:
+            told.append(f"table {name!r} belongs in {home}")
+        elif name not in tables:
+            told.append(f"table {name!r} has no evidence")
+    told += [f"evidence of {name!r} has no table" for name in tables if name not in shown]
+    return told + [
+        f"table {name!r} is not that of the evidence"
+        for name, own in shown.items()
+        if name in tables and own != tables[name][1]
+    ]
+
+
+def _unclosed(text: str) -> list[str]:
+    names = [match["name"] for match in _BLOCK.finditer(text)]
+    counts = {text.count("<!-- evidence:"), text.count(END), len(names), len(set(names))}
     if len(counts) == 1:
         return []
     return [f"a marker `<!-- evidence: NAME -->` without its own `{END}`, or a table twice"]
@@ -108,50 +174,68 @@ def _unsaid(readme: str, found: Evidence) -> list[str]:
         return []
     if wanted:
         return [f"Limits must say, once and nothing else of it: {wanted.strip()}"]
-    return [f"all was measured, but README says: {said.strip()}"]
+    return [f"all was measured, but it says: {said.strip()}"]
 
 
-def written(readme: str, found: Evidence) -> str:
-    """README with every table as the evidence has it; tables without evidence are taken out.
+def written(pages: Mapping[str, str], found: Evidence) -> dict[str, str]:
+    """Both pages, by name, with every table as the evidence has it; others are taken out.
 
-    Raises ReadmeError for a README with a marker that is not closed, or without the headings that
-    the tables and the limits stand at.
+    Raises PageError for a page with a marker that is not closed, or without the headings that the
+    tables and the limits stand at.
     """
-    unclosed = _unclosed(readme)
-    if unclosed:
-        raise ReadmeError(f"README has {unclosed[0]}; mend that by hand")
-    tables = made(found)
-    line = unmeasured(found)
+    for page in (README, MEASURED):
+        unclosed = _unclosed(pages[page])
+        if unclosed:
+            raise PageError(f"{page} has {unclosed[0]}; mend that by hand")
+    line, readme = unmeasured(found), pages[README]
     if line and LIMITS not in readme:
-        raise ReadmeError(f"README has no heading {LIMITS.strip()!r} with an empty line after it")
+        raise PageError(f"{README} has no heading {LIMITS.strip()!r} with an empty line after it")
+    readme = _filled(README, readme, shortened(found))
+    readme = _LACKING.sub("", readme.replace(UNMEASURED, ""))
+    return {
+        README: readme.replace(LIMITS, LIMITS + line, 1),
+        MEASURED: _filled(MEASURED, pages[MEASURED], made(found)),
+    }
+
+
+def _filled(page: str, text: str, tables: Tables) -> str:
+    """One page with its tables: README's new ones under their headings, the other's at its end."""
 
     def block(match: re.Match[str]) -> str:
         name = match["name"]
         return _block(name, tables[name][1]) if name in tables else ""
 
-    text = _BLOCK.sub(block, readme)
+    text = _BLOCK.sub(block, text)
     shown = {match["name"] for match in _BLOCK.finditer(text)}
-    missing = [name for name in tables if name not in shown]
-    if missing:
-        added = "".join(f"### {tables[n][0]}\n\n{_block(n, tables[n][1])}\n\n" for n in missing)
-        if SECTION not in text and f"{BEFORE}\n" not in text:
-            raise ReadmeError(f"README has neither heading {SECTION!r} nor {BEFORE!r}")
-        if SECTION not in text:
-            text = text.replace(f"{BEFORE}\n", f"{SECTION}\n\n{BEFORE}\n", 1)
-        start = text.index(SECTION)
+    for name in (name for name in tables if name not in shown):
+        title, own = tables[name]
+        section = SHORT[name].section if page == README else ""
+        if section and f"\n{section}\n" not in f"\n{text}":
+            raise PageError(f"{page} has no heading {section!r}")
+        start = f"\n{text}".index(f"\n{section}\n") if section else len(text)
         end = text.find("\n## ", start + 1)
-        end = len(text) if end < 0 else end + 1
-        text = text[:end] + added + text[end:]
-    text = _LACKING.sub("", text.replace(UNMEASURED, ""))
-    return text.replace(LIMITS, LIMITS + line, 1)
+        before, after = (text, "") if end < 0 else (text[:end], text[end + 1 :])
+        level = "###" if section else "##"
+        added = f"{level} {title}\n\n{_block(name, own)}\n"
+        text = f"{before.rstrip()}\n\n{added}" + f"\n{after}" * bool(after)
+    return text
 
 
 def _block(name: str, text: str) -> str:
     return f"<!-- evidence: {name} -->\n{text}{END}"
 
 
-def _source(one: Json, now: Mapping[str, str]) -> str:
-    """Where the figures come from, in a line, and what is not as it was measured any more."""
+def _source(alike: Sequence[Json], now: Mapping[str, str]) -> str:
+    """Where the figures come from, in a line: commands of which all else is the same."""
+    commands = [
+        f"`{one['command']}`" + ("" if one["status"] == "passed" else f" ({one['status']})")
+        for one in alike
+    ]
+    return f"{', '.join(commands)} {_measured(alike[0], now)}"
+
+
+def _measured(one: Json, now: Mapping[str, str]) -> str:
+    """Commit, day and machine, and what is not as it was measured any more."""
     cuda = one["environment"]["cuda"]
     devices = [device["name"] for device in cuda["devices"]]
     facts = [
@@ -161,13 +245,9 @@ def _source(one: Json, now: Mapping[str, str]) -> str:
     ]
     if one["ranks"] > 1:
         facts += [f"NCCL {cuda.get('nccl')}", *dict.fromkeys((cuda.get("links") or {}).values())]
-    state = "" if one["status"] == "passed" else f" ({one['status']})"
     since = sources.changed(one["sources"], now)
     stale = f" Stale: since then {', '.join(f'`{name}`' for name in since)} changed." * bool(since)
-    return (
-        f"`{one['command']}`{state} at commit `{one['commit'][:12]}`, "
-        f"{one['measured'][:10]}; {', '.join(facts)}.{stale}"
-    )
+    return f"at commit `{one['commit'][:12]}`, {one['measured'][:10]}; {', '.join(facts)}.{stale}"
 
 
 TABLES: Mapping[str, tuple[str, Callable[[Sequence[Json]], str]]] = {
@@ -190,20 +270,43 @@ TABLES: Mapping[str, tuple[str, Callable[[Sequence[Json]], str]]] = {
     "digest": ("Digest speed", speed_tables.digest),
     "sanitize": ("compute-sanitizer", verdict_tables.sanitize),
 }
+"""By part, the title of its table in docs/measured.md and what draws it."""
+
+SHORT: Mapping[str, Short] = {
+    "verified": Short("Verified on a GPU", "## Determinism", ("verify",), verdict_tables.verified),
+    "speed": Short(
+        "The kernels on a GPU",
+        "## Speed",
+        ("forward", "backward"),
+        speed_tables.short_speed,
+        ranks=1,
+    ),
+    "digests": Short("Digests on a GPU", "## Speed", ("digest",), speed_tables.short_digest),
+    "recorded": Short(
+        "Recording on a GPU", "## Speed", ("recording",), speed_tables.short_recording
+    ),
+    "missed": Short(
+        "Goals that were missed",
+        "## Speed",
+        ("digest", "forward", "backward", "endurance", "backward-endurance", "recording"),
+        speed_tables.missed,
+    ),
+}
+"""README's, by name; no name is one of `TABLES`."""
 
 
 @click.command()
 @click.option("--check", is_flag=True, help="Change nothing; exit code 1 when something differs.")
 def main(check: bool) -> None:
-    """Make README's tables from ci/evidence/."""
+    """Make the tables of README.md and docs/measured.md from ci/evidence/."""
     try:
         found = evidence.read()
-        readme = README.read_text(encoding="utf-8")
+        pages = {page: (ROOT / page).read_text(encoding="utf-8") for page in (README, MEASURED)}
         if check:
-            told = problems(readme, found)
+            told = problems(pages, found)
         else:
-            README.write_text(written(readme, found), encoding="utf-8")
-    except (OSError, ValueError) as error:  # EvidenceError and ReadmeError among them
+            _replace(written(pages, found))
+    except (OSError, ValueError) as error:  # EvidenceError and PageError among them
         click.echo(f"tables: {error}", err=True)
         sys.exit(2)
     if check:
@@ -211,6 +314,20 @@ def main(check: bool) -> None:
             click.echo(f"tables: {problem}; run python ci/gpu/tables.py", err=True)
         sys.exit(1 if told else 0)
     click.echo(f"{len(made(found))} tables from {len(found)} files")
+
+
+def _replace(pages: Mapping[str, str]) -> None:
+    """Each page by its new text, which is whole before any of them is renamed."""
+    moves = [(ROOT / page, (ROOT / page).with_name(f".{Path(page).name}.new")) for page in pages]
+    try:
+        for (path, new), text in zip(moves, pages.values(), strict=True):
+            new.write_text(text, encoding="utf-8")
+            shutil.copymode(path, new)
+        for path, new in moves:
+            new.replace(path)
+    finally:
+        for _, new in moves:
+            new.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""README's tables of what holds bit for bit: tests, verify, peers, planted faults, sanitizer.
+"""Tables of what holds bit for bit: tests, verify, peers, planted faults, sanitizer.
+
+For docs/measured.md; `verified` is the short one for README.
 
 Each takes the evidence of its part, one file for each number of ranks.
 """
@@ -6,6 +8,7 @@ Each takes the evidence of its part, one file for each number of ranks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from table_grids import grid  # beside this file
@@ -35,6 +38,57 @@ def layer(own: Sequence[Json]) -> str:
     return grid(rows, ["case", "ranks", "claims", "executions", "differing", "verdict"])
 
 
+def verified(own: Sequence[Json]) -> str:
+    """The same in short: a line for each group of cases that have a name's beginning and all their
+    claims in common. A case on two numbers of ranks counts twice."""
+    groups: dict[tuple[str, str], list[tuple[str, Json]]] = {}
+    for one in own:
+        for step in one["results"].values():
+            for case in step.get("cases", ()):
+                claims = ", ".join(claim["claim"] for claim in case["claims"])
+                folder, slash, name = case["case"].rpartition("/")
+                key = (f"{folder}{slash}{name.partition('-')[0]}", claims)
+                groups.setdefault(key, []).append((_ranks(case, one), case))
+    rows = []
+    for (_, claims), some in groups.items():
+        cases = [case for _, case in some]
+        counts = [_counts(case) for case in cases]
+        rows.append(
+            [
+                _common_name([case["case"] for case in cases]),
+                "; ".join(dict.fromkeys(ranks for ranks, _ in some)),
+                claims,
+                len(cases),
+                sum(executions for executions, _, _ in counts),
+                sum(differing for _, differing, _ in counts),
+                _common_verdict(cases),
+            ]
+        )
+    headers = ["cases", "ranks", "claims", "number", "executions", "differing", "verdict"]
+    return grid(rows, headers)
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """`moe/exact-*` for cases whose names begin so; all names where nothing is left of them."""
+    distinct = list(dict.fromkeys(names))
+    columns = zip(*(name.split("-") for name in distinct), strict=False)
+    begin = "-".join(some[0] for some in takewhile(lambda some: len(set(some)) == 1, columns))
+    shared = len(distinct) > 1 and all(name.startswith(f"{begin}-") for name in distinct)
+    return f"{begin}-*" if shared else ", ".join(distinct)
+
+
+def _common_verdict(cases: Sequence[Json]) -> str:
+    """VERIFIED where every case and every claim is; otherwise how many are something else."""
+    others: dict[str, int] = {}
+    for case in cases:
+        verdicts = [case["verdict"], *(claim["verdict"] for claim in case["claims"])]
+        other = next((one for one in verdicts if one != "VERIFIED"), None)
+        if other is not None:
+            others[other] = others.get(other, 0) + 1
+    told = [f"{other}: {count} of {len(cases)}" for other, count in others.items()]
+    return ", ".join(told) or "VERIFIED"
+
+
 def _ranks(case: Json, one: Json) -> str:
     shared = case["ranks"] > 1 and case["ranks"] > one["environment"]["cuda"].get("visible", 0)
     return f"{case['ranks']}{' on one GPU' if shared else ''}"
@@ -49,10 +103,10 @@ def _claims(case: Json) -> str:
     return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in found.items())
 
 
-def _counts(case: Json) -> list[object]:
+def _counts(case: Json) -> tuple[int, int, str]:
     claims = case["claims"]
     executions = sum(claim["executions"] for claim in claims)
-    return [executions, sum(claim["differing"] for claim in claims), case["verdict"]]
+    return executions, sum(claim["differing"] for claim in claims), case["verdict"]
 
 
 def peers(own: Sequence[Json]) -> str:
