@@ -13,6 +13,7 @@ from verify.errors import UnsupportedError
 from verify.hashing import digest_tensor, plain_tensor
 from verify.lanes import DEFAULT_SEED, LaneSum
 from verify.tracing import queues
+from verify.tracing.definitions import Whole
 from verify.tracing.device_launches import LaneRows
 from verify.tracing.queues import DigestQueue, _is_dense, _OnDevice
 
@@ -148,3 +149,21 @@ def test_nothing_is_launched_where_nothing_waits(device: Device) -> None:
     device.queue.launch()
     device.queue.launch()
     assert device.read == [2]
+
+
+def test_a_shard_is_not_digested_as_a_whole(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its words stand elsewhere in the whole, so that its lanes are others."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda t: True))
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda t: 0)
+    monkeypatch.setattr(queues, "_has_kernel", lambda t: True)
+    shard, whole = torch.ones(2, 3), Whole((4, 3), ((2, 4), (0, 3)))
+    device.queue.put(shard, None)
+    device.queue.put(shard, whole)
+    assert [
+        (place, t is shard) for place, t in zip(device.on.places, device.on.dense, strict=True)
+    ] == [(0, True)]
+    ((waits, of, place),) = device.on.waiting
+    assert (waits.data_ptr(), of, place) == (shard.data_ptr(), whole, 32)
+    device.queue.keep(0)

@@ -7,6 +7,7 @@ import copy
 import io
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import verify
 from verify import InputFileError, UnsupportedError
 from verify.hashing import digest_tensor
 from verify.tracing.files import read_folder
+from verify.tracing.queues import DigestQueue
 
 
 @pytest.mark.parametrize("level", ["module", "op"])
@@ -353,3 +355,28 @@ def test_exchanged_arguments_are_named(tmp_path: Path) -> None:
     said = "takes a folder and then a torch.nn.Module, not a Linear and then a str"
     with pytest.raises(UnsupportedError, match=said), verify.record(nn.Linear(2, 2), str(tmp_path)):
         pass
+
+
+def test_digests_are_taken_without_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that a digest computes joins the program's graph; the mode is put back after."""
+    seen: list[bool] = []
+    put = DigestQueue.put
+
+    def noted(queue: DigestQueue, *args: Any, **kwargs: Any) -> None:
+        seen.append(torch.is_grad_enabled())
+        put(queue, *args, **kwargs)
+
+    monkeypatch.setattr(DigestQueue, "put", noted)
+    model = stack(1)
+    with verify.record(tmp_path, model, level="op") as recording:
+        for _ in range(2):
+            model(torch.randn(2, 5, 8)).square().mean().backward()
+            assert torch.is_grad_enabled()
+        with torch.no_grad():
+            model(torch.randn(2, 5, 8))
+            assert not torch.is_grad_enabled()
+        recording.step()
+    assert len(seen) > 50
+    assert not any(seen)
