@@ -243,6 +243,22 @@ def collect(scripts: dict[str, ModuleType], run: dict[str, Any]) -> Callable[...
     return collected
 
 
+@pytest.fixture
+def found(
+    scripts: dict[str, ModuleType], run: dict[str, Any], collect: Callable[..., Any], tmp_path: Path
+) -> dict[str, Any]:
+    """The evidence of `run`, kept in tmp_path."""
+    collect(run, into=tmp_path)
+    return dict(scripts["evidence"].read(tmp_path))
+
+
+@pytest.fixture
+def whole(scripts: dict[str, ModuleType], found: dict[str, Any]) -> dict[str, str]:
+    """Both pages with the tables of `found`, and nothing else."""
+    empty = {README: f"{HEADINGS}## Limits\n\n", MEASURED: ""}
+    return dict(scripts["tables"].written(empty, found))
+
+
 def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
     scripts: dict[str, ModuleType],
     run: dict[str, Any],
@@ -310,15 +326,9 @@ def test_a_run_becomes_files_that_are_evidence_and_tables_that_are_theirs(
 
 
 def test_figures_that_are_not_those_of_the_evidence_are_told(
-    scripts: dict[str, ModuleType],
-    run: dict[str, Any],
-    collect: Callable[..., Any],
-    tmp_path: Path,
+    scripts: dict[str, ModuleType], found: dict[str, Any], whole: dict[str, str], tmp_path: Path
 ) -> None:
     evidence, tables = scripts["evidence"], scripts["tables"]
-    collect(run, into=tmp_path)
-    found = evidence.read(tmp_path)
-    whole = tables.written({README: f"{HEADINGS}## Limits\n\n", MEASURED: ""}, found)
     for page, table, right, wrong in (
         (MEASURED, "faults", "29 of 30", "30 of 30"),
         (README, "digests", "4.125", "4.126"),
@@ -355,17 +365,11 @@ def test_figures_that_are_not_those_of_the_evidence_are_told(
 
 
 def test_no_table_stands_on_the_page_of_another(
-    scripts: dict[str, ModuleType],
-    run: dict[str, Any],
-    collect: Callable[..., Any],
-    tmp_path: Path,
+    scripts: dict[str, ModuleType], found: dict[str, Any], whole: dict[str, str]
 ) -> None:
     """Not even in the state of the evidence: one of both would be forgotten some day."""
-    evidence, tables = scripts["evidence"], scripts["tables"]
+    tables = scripts["tables"]
     assert not set(tables.TABLES) & set(tables.SHORT)
-    collect(run, into=tmp_path)
-    found = evidence.read(tmp_path)
-    whole = tables.written({README: f"{HEADINGS}## Limits\n\n", MEASURED: ""}, found)
     for table, home, other in (("tests", MEASURED, README), ("digests", README, MEASURED)):
         text = whole[home]
         start = text.index(f"<!-- evidence: {table} -->")

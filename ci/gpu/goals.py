@@ -231,10 +231,11 @@ def compared(documents: Sequence[Mapping[str, Any]], direction: str) -> list[tup
     """
     from mok.bench.shapes import PEER_SHAPES
 
+    rows = {shape: _rotated(documents, direction, shape)[-1:] for shape in PEER_SHAPES}
     return [
         (
             shape,
-            _own_tflops(documents, direction, shape),
+            next((f"{row['tflops']:.4g}" for row in rows[shape]), FREE),
             _speed_told(documents, direction, shape, "sonicmoe", "rotation"),
             _speed_told(documents, direction, shape, "sonicmoe", "alone"),
             _speed_told(documents, direction, shape, "torch", "rotation"),
@@ -244,15 +245,17 @@ def compared(documents: Sequence[Mapping[str, Any]], direction: str) -> list[tup
     ]
 
 
-def _own_tflops(documents: Sequence[Mapping[str, Any]], direction: str, shape: str) -> str:
+def _rotated(
+    documents: Sequence[Mapping[str, Any]], direction: str, shape: str, contender: str = ""
+) -> list[Mapping[str, Any]]:
+    """A contender's rows of the rotation; ours unless one is named."""
     wanted = {"shape": shape, "protocol": "rotation", "direction": direction, **_SETTING}
-    found = [
-        f"{row['tflops']:.4g}"
+    return [
+        row
         for document in documents
         for row in document["rows"]
-        if row["contender"] == document["ours"] and _is(row, wanted)
+        if row["contender"] == (contender or document["ours"]) and _is(row, wanted)
     ]
-    return found[-1] if found else FREE
 
 
 def _speed_told(
@@ -271,13 +274,7 @@ def _memory_told(documents: Sequence[Mapping[str, Any]], direction: str, shape: 
     share = _memory(documents, direction, shape)
     if share is not None:
         return _rounded_up(share)
-    wanted = {"shape": shape, "protocol": "rotation", "direction": direction, **_SETTING}
-    peers = [
-        row
-        for document in documents
-        for row in document["rows"]
-        if row["contender"] == "sonicmoe" and _is(row, wanted)
-    ]
+    peers = _rotated(documents, direction, shape, "sonicmoe")
     if not peers:
         return FREE
     return "not comparable" if peers[-1]["comparable"] is False else NOTHING
@@ -289,15 +286,23 @@ def documents(own: Sequence[Mapping[str, Any]], ranks: int) -> list[Mapping[str,
     return [step["document"] for step in steps if step.get("document")]
 
 
+def by_ranks(direction: str, own: Sequence[Mapping[str, Any]]) -> list[list[Judged]]:
+    """The goals of a direction for each number of ranks that there is evidence of; several are held
+    against one."""
+    one = documents(own, 1)
+    found = []
+    for ranks in sorted({some["ranks"] for some in own}):
+        if ranks == 1:
+            found.append(judged_direction(one, direction))
+        elif one and (many := documents(own, ranks)):
+            found.append(judged_degrees(one, many, direction, ranks))
+    return found
+
+
 def of_part(part: str, own: Sequence[Mapping[str, Any]]) -> list[Judged]:
     """Every goal of a part, against its evidence; none for a part that has no goals."""
     if part in ("forward", "backward"):
-        one = documents(own, 1)
-        found = judged_direction(one, part) if any(some["ranks"] == 1 for some in own) else []
-        for ranks in sorted({some["ranks"] for some in own} - {1}):
-            many = documents(own, ranks)
-            found += judged_degrees(one, many, part, ranks) if one and many else []
-        return found
+        return [goal for some in by_ranks(part, own) for goal in some]
     judge = _JUDGES.get(part)
     if judge is None:
         return []

@@ -84,15 +84,8 @@ def backward(own: Sequence[Json]) -> str:
 
 
 def _direction(own: Sequence[Json], direction: str) -> str:
-    parts = [bench(own)]
-    counts = sorted({one["ranks"] for one in own})
-    if 1 in counts:
-        parts += goals_met(goals.judged_direction(goals.documents(own, 1), direction))
-    for ranks in counts:
-        one, many = goals.documents(own, 1), goals.documents(own, ranks)
-        if ranks > 1 and one and many:
-            parts += goals_met(goals.judged_degrees(one, many, direction, ranks))
-    return "\n\n".join(parts)
+    met = [text for found in goals.by_ranks(direction, own) for text in goals_met(found)]
+    return "\n\n".join([bench(own), *met])
 
 
 CONTENDERS = {

@@ -3,6 +3,7 @@ and values without digests."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -230,3 +231,37 @@ def test_a_workspace_is_no_event_of_an_operation(tmp_path: Path) -> None:
         if "mkldnn_rnn_layer" in one.definition.name
     ]
     assert paths in (["0", "1", "2"], [])  # nothing where torch has no oneDNN
+
+
+class Left(nn.Module):
+    """Ctrl-C leaves its inner module, behind which no hook runs then, and is caught here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(KeyboardInterrupt):
+            self.inner(x)
+        return torch.sin(x) * 2
+
+
+def test_a_call_that_an_interrupt_left_is_not_taken_for_its_caller(tmp_path: Path) -> None:
+    """The call around it ends as itself, so that what follows is no module's."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    model = nn.Sequential(Left())
+    with verify.record(tmp_path, model, level="op") as recording:
+        left = model[0].inner.register_forward_pre_hook(interrupt)
+        try:
+            y = model(X.clone().requires_grad_())
+        finally:
+            left.remove()
+        assert recording.hooks.idle()
+        torch.cos(y.detach())
+    steps = steps_of(tmp_path)
+    names = {event.definition.name for event in steps[-1].events}
+    assert "(root)/aten.cos.default" in names
+    assert not any(name.startswith("0/aten.cos") for name in names)
